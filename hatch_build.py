@@ -1,6 +1,4 @@
-"""Gives what is built the addresses of the repository in which it is built; its name stands in no
-file.
-"""
+"""Gives builds the address of their repository; no file contains its name."""
 
 from __future__ import annotations
 

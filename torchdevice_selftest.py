@@ -367,9 +367,7 @@ _MPS = "mps"
 
 
 def has(name: str) -> bool:
-    """Return whether MPS has an operator of :data:`LACKING`. Where it has not, the operator runs in
-    a scope.
-    """
+    """Return whether MPS has an operator of :data:`LACKING`. Others run on the CPU in a scope."""
     try:
         LACKING[name](_numbers(4, 4).to(_MPS))
     except NotImplementedError:

@@ -1,5 +1,4 @@
-"""Counts how many bugs of the corpus another simulation of GPUs shows: ``python -m
-benchmarks.bugs_elsewhere SETUP``.
+"""Counts corpus bugs that another simulation of GPUs shows: ``benchmarks.bugs_elsewhere SETUP``.
 
 SETUP is Python code that starts the other simulation, such as ``import fakegpu;
 fakegpu.init(runtime="fakecuda", device_count=2)``. Each bug of ``tests/support/corpus.py`` that is

@@ -1,5 +1,4 @@
-"""Where the simulation is wrong: ``python -m benchmarks.conformance --device cuda --write``, where
-the device is.
+"""Where the simulation is wrong: ``benchmarks.conformance --device cuda --write``, on a GPU.
 
 Runs each bug of the corpus (``tests/support/corpus.py``) and its correct twin on the device, each
 in a process of its own, because an assertion of CUDA's ends all that follows, and asks the device
@@ -47,9 +46,7 @@ SECONDS = 300
 
 
 def fits(case: Case, device: str) -> bool:
-    """Return whether a case can be shown on a device: by its release and number, without a limit of
-    memory.
-    """
+    """Return whether a device can show a case, by release and number, with no memory limit."""
     if device == "simulated":
         return True
     if (
@@ -65,9 +62,7 @@ def fits(case: Case, device: str) -> bool:
 
 
 def outcome(name: str, correct: bool, device: str) -> dict[str, str] | None:
-    """Run a program in this process, and return the class and the text of its error; None without
-    one.
-    """
+    """Run a program in this process, and return its error's class and text; None without one."""
     case = next(each for each in CASES if each.name == name)
     torch.manual_seed(0)
     if device == "simulated":
@@ -95,9 +90,7 @@ def _answer(end: Connection, run: Callable[..., Any], *args: Any) -> None:
 
 
 def apart(run: Callable[..., Any], *args: Any) -> Any:
-    """Call a function in another process, which has imported torch already and nothing else has
-    used.
-    """
+    """Call a function in another process, used by nothing else, that has imported torch."""
     # Apple's libraries do not survive a fork.
     processes = multiprocessing.get_context("spawn" if sys.platform == "darwin" else "forkserver")
     processes.set_forkserver_preload(["corpus", "device_facts"])

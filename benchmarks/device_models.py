@@ -1,5 +1,4 @@
-"""Check ``torchdevice/simulation/gpus.py``: ``python -m benchmarks.device_models`` prints its
-problems.
+"""Checks ``torchdevice/simulation/gpus.py``: ``benchmarks.device_models`` prints its problems.
 
 Every figure must have a source, every name must mean one model, and figures must agree: memory is
 less than that of the name and more than nine tenths of it, and memory that no source prints is

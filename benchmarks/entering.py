@@ -14,9 +14,7 @@ from benchmarks.measuring import Timing, timing
 
 
 def entering(rounds: int) -> dict[str, Timing]:
-    """Return microseconds of entering and leaving, outermost and nested, and of a decorated empty
-    function.
-    """
+    """Return microseconds of entering and leaving, outer, nested, and for an empty function."""
 
     def of(call: Callable[[], object], number: int) -> Timing:
         return timing(_microseconds(call, number, rounds))
@@ -48,9 +46,7 @@ def entering(rounds: int) -> dict[str, Timing]:
 
 
 def importing(rounds: int) -> Timing:
-    """Return the microseconds that importing the package and its first use add to importing
-    torch.
-    """
+    """Return the microseconds that the package's import and first use add to torch's import."""
     program = (
         "import sys, time, torch\n"
         "for name in [n for n in sys.modules if n.partition('.')[0] == 'torchdevice']: del "

@@ -1,5 +1,4 @@
-"""The cost of ``torch.cuda`` in a scope, against torch's own Python on C functions that are
-replaced by empty ones.
+"""The cost of ``torch.cuda`` in a scope, against torch's own Python on empty C functions.
 
 The cost of CUDA's C functions cannot be measured without CUDA; what a scope adds to torch's Python
 can be.

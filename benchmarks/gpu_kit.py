@@ -1,5 +1,4 @@
-"""Asks a GPU in fifteen minutes where the simulation is wrong: ``python -m benchmarks.gpu_kit
-FOLDER``.
+"""Asks a GPU in fifteen minutes where the simulation is wrong: ``benchmarks.gpu_kit FOLDER``.
 
 The questions are cut into shards, each a process of its own, and the most telling ones come first:
 
@@ -197,9 +196,7 @@ def _process(shard: Shard, file: Path, seconds: float, paths: Iterable[Path]) ->
 
 
 def _read(file: Path) -> list[Any]:
-    """Return the whole lines of a file of answers: a process may have been stopped in the last
-    one.
-    """
+    """Return the whole lines of a file of answers; a process may have stopped in the last one."""
     text = file.read_text() if file.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
@@ -276,9 +273,7 @@ def _ask_corpus(target: str, index: int, count: int) -> None:
 
 
 def _ask_draws(target: str, index: int, count: int) -> None:
-    """Call operators with inputs that the operator's name seeds, so that each device is asked the
-    same.
-    """
+    """Call operators with inputs seeded by their names, so that all devices get the same ones."""
     import torch
     from torch.testing._internal.common_methods_invocations import op_db
 
@@ -510,16 +505,12 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def _told(found: dict[str, Any]) -> Any:
-    """Return what two devices should agree on: not which GPU it is, and not the words of a failed
-    test.
-    """
+    """Return what two devices should agree on: neither the GPU nor a failed test's words."""
     return {key: value for key, value in found.items() if key not in ("test", "text", "gpu")}
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Return whether two parts of an answer are equal, numbers up to what another order of
-    additions changes.
-    """
+    """Return whether two parts of an answer are equal, up to another order of additions."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_alike, one, other))
     if isinstance(one, float) and isinstance(other, float):

@@ -1,5 +1,4 @@
-"""What grows with a program: calls, call sites, scopes, threads, parameters, ranks. ``python -m
-benchmarks --growth``.
+"""Growth with calls, call sites, scopes, threads, parameters, ranks: ``benchmarks --growth``.
 
 Each curve has the time of one and the memory that is kept for one, at several sizes up to those of
 large programs.
@@ -41,9 +40,7 @@ class Point(NamedTuple):
 
 
 def measure(only: str, most: int | None) -> dict[str, dict[int, Point]]:
-    """Measure the curves whose name contains ``only``, up to a size of ``most``: name -> size ->
-    point.
-    """
+    """Measure the curves named with ``only``, up to size ``most``: name -> size -> point."""
     chosen = {name: curve for name, curve in CURVES.items() if only in name}
     sizes = [(name, n) for name, (ns, _) in chosen.items() for n in ns if most is None or n <= most]
     found: dict[str, dict[int, Point]] = {}
@@ -66,9 +63,7 @@ def table(curves: dict[str, dict[int, Point]]) -> str:
 
 
 def _point(call: Callable[[], object], units: int, rounds: int = 3) -> Point:
-    """Measure a call that does ``units``. Memory counts from before its first run; time leaves that
-    run out.
-    """
+    """Measure a call of ``units``: memory from before its first run, time without that run."""
     gc.collect()
     process = psutil.Process()
     before, resident = sys.getallocatedblocks(), process.memory_info().rss
@@ -79,9 +74,7 @@ def _point(call: Callable[[], object], units: int, rounds: int = 3) -> Point:
 
 
 def _microseconds(call: Callable[[], object], units: int, rounds: int) -> float:
-    """Return the median processor time of a unit. Short calls are repeated, so that a round has a
-    thousand units.
-    """
+    """Return a unit's median processor time. Short calls repeat, for a thousand units a round."""
     number = max(1, 1000 // units)
     times = []
     for _ in range(rounds):
@@ -105,9 +98,7 @@ def _calls(count: int) -> Point:
 
 
 def _program_of(lines: int) -> Callable[[], object]:
-    """Return a function that makes a rewritten call at each of so many lines, in functions of a
-    hundred lines.
-    """
+    """Return a function with a rewritten call on each of so many lines, a hundred per function."""
     rows = ["    torch.device('cuda')"] * lines
     parts = ["\n".join(rows[start : start + 100]) for start in range(0, lines, 100)]
     text = "".join(f"def part{number}():\n{part}\n" for number, part in enumerate(parts))
@@ -139,9 +130,7 @@ def _nested(depth: int) -> Point:
 
 
 def _threads(count: int) -> Point:
-    """Start ``count`` threads that are alive at the same time, each of which makes a tensor, and
-    join them.
-    """
+    """Start ``count`` simultaneous threads, each of which makes a tensor, and join them."""
 
     def run() -> None:
         together = threading.Barrier(count)
@@ -174,8 +163,7 @@ _REDUCED = 200
 
 
 def _ranks(count: int) -> Point:
-    """Reduce a tensor over ``count`` ranks that ask for NCCL: processor time and memory of one
-    reduction in one rank.
+    """Reduce a tensor over ``count`` NCCL ranks: time and memory of one reduction in one rank.
 
     Both contain gloo's own, and torch's records of the last operations of a group.
     """

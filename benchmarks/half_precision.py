@@ -1,5 +1,4 @@
-"""What half precision costs on a CPU, against float32: products, models that are loaded in it, and
-autocast.
+"""The cost of half precision on a CPU, against float32: products, loaded models and autocast.
 
 With the variables ``ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2`` torch uses no instructions
 for half precision.
@@ -82,9 +81,7 @@ def _language_model(
 def _mixed_step(
     make: Callable[[], tuple[torch.nn.Module, Callable[[], torch.Tensor]]],
 ) -> Callable[[torch.dtype], Callable[[], object]]:
-    """Return a training step as programs write it: with a scaler in float16, and without autocast
-    in float32.
-    """
+    """Return a training step as in programs: a scaler in float16, no autocast in float32."""
 
     def prepare(dtype: torch.dtype) -> Callable[[], object]:
         torch.manual_seed(0)
@@ -118,9 +115,7 @@ CASES: dict[str, Callable[[torch.dtype], Callable[[], object]]] = {
 
 
 def measure(rounds: int, only: str = "") -> dict[str, dict[str, Timing]]:
-    """Return, for each case whose name contains ``only``, the times in each dtype, and without this
-    package's help.
-    """
+    """Return times in each dtype for each case named with ``only``, with and without our help."""
     chosen = [name for name in CASES if only in name]
     return {name: _timings(CASES[name], rounds) for name in track(chosen, "cases")}
 

@@ -1,6 +1,4 @@
-"""The number of machine instructions of one call, by valgrind's callgrind: it hardly differs
-between runs.
-"""
+"""Machine instructions of one call by valgrind's callgrind, which hardly vary between runs."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ resets them.
 
 
 def calls_to_count(only: str) -> int:
-    """Make the calls that callgrind counts, between marks, all in one process. Return the exit
-    status.
-    """
+    """Make the marked calls that callgrind counts, in one process. Return the exit status."""
     # Until here valgrind only translated, because it takes a minute to count the import of torch.
     begin = subprocess.Popen(
         ["callgrind_control", "--instr=on", str(os.getpid())], stdout=subprocess.DEVNULL
@@ -63,9 +59,7 @@ def _cases_counted(only: str) -> list[cases.Case]:
 
 
 def count(only: str) -> int:
-    """Count and print the instructions of the cases whose name contains ``only``. Return the exit
-    status.
-    """
+    """Count and print instructions of cases named with ``only``. Return the exit status."""
     if shutil.which("valgrind") is None:
         print(
             "valgrind is not installed. Install it to count instructions, or measure times.",

@@ -1,5 +1,4 @@
-"""Runs a program and notes which of its lines ran, for ``benchmarks.predicted``:
-``lines_that_ran.py OUT SECONDS FOLDER PROGRAM ...``.
+"""Notes which lines of a program ran: ``lines_that_ran.py OUT SECONDS FOLDER PROGRAM ...``.
 
 The program is stopped when it has used its seconds of processor time, or when twenty times as long
 has passed. What is noted: the lines of files in the folder that ran to their end, and the error

@@ -1,6 +1,4 @@
-"""Interleaved rounds: each round times every condition once, so that a slow moment affects all
-conditions.
-"""
+"""Interleaved rounds: each times every condition once, so a slow moment affects all."""
 
 from __future__ import annotations
 

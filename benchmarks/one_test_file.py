@@ -1,5 +1,4 @@
-"""Runs tests of one file and notes each result at once: ``one_test_file.py FILE NOTES [SAMPLE SEED
-FROM]``.
+"""Runs a file's tests, noting results at once: ``one_test_file.py FILE NOTES [SAMPLE SEED FROM]``.
 
 :mod:`benchmarks.torch_tests` runs this program under ``torchdevice run``. NOTES is a file of JSON
 objects, one a line: first ``{"planned": [NAMES]}``, then ``{"began": NAME}`` and ``{"ended": NAME,
@@ -75,8 +74,7 @@ class Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class Gone(types.ModuleType):
-    """Stands for a module, or a name in one, that the installed torch lacks, so that the rest of
-    the file can run.
+    """Stands for a module or name that torch lacks, so that other tests of the file can run.
 
     A test that uses it fails with its name. While the file is imported, it is a decorator that
     changes nothing.

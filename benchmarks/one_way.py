@@ -1,5 +1,4 @@
-"""What one way of running a CUDA program on a CPU costs, in a process of its own: ``python -m
-benchmarks.one_way WAY``.
+"""The cost of one way to run a CUDA program on a CPU, in one process: ``benchmarks.one_way WAY``.
 
 Packages that do the same work patch torch for the rest of the process. So the program that was
 edited by hand for the CPU is measured first, then the way is put in force, then the program that
@@ -114,9 +113,7 @@ def _put_in_force(way: str) -> None:
 
 
 def _timed(case: Case, device: str, rounds: int) -> float:
-    """Return the processor time of a call in seconds: the least of the rounds, because other work
-    only adds to it.
-    """
+    """Return a call's processor time in seconds: the minimum, as other work only adds to it."""
     from benchmarks import workloads
 
     call = case.workload(workloads)(device)

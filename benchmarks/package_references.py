@@ -1,5 +1,4 @@
-"""A plugin of pytest for the tests of packages that are stood in for: a sample of their cases, and
-their references.
+"""A plugin of pytest for tests of stood-in packages: sampled cases, and their references.
 
 Such tests compare a package's function with another one of the package, such as
 ``selective_scan_ref``. The plugin takes that from the package's own source, so that a stand-in is
@@ -29,9 +28,7 @@ SOURCE = Path(os.environ["PACKAGE_SOURCE"])
 
 
 def pytest_configure(config: Any) -> None:
-    """Give the stand-ins the references that the test files import, and functions that they
-    lack.
-    """
+    """Give stand-ins the references that test files import, and the functions they lack."""
     for path in (Path(each.partition("::")[0]) for each in config.args):
         if path.suffix == ".py":
             _supply(path)

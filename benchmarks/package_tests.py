@@ -1,5 +1,4 @@
-"""The tests of packages that are stood in for, as they stand: ``python -m benchmarks.package_tests
-SOURCES [--write]``.
+"""Tests of stood-in packages, unmodified: ``python -m benchmarks.package_tests SOURCES [--write]``.
 
 SOURCES is a folder with the unpacked source archives of the packages, one folder for each of
 :data:`SUITES`. A sample of the cases of each test runs under ``torchdevice run``, drawn by

@@ -1,5 +1,4 @@
-"""Two threads: one computes in a scope again and again, and another enters and leaves scopes of
-another kind.
+"""Two threads: one computes in a scope, and one enters and leaves scopes of another kind.
 
 ``python -m benchmarks.pairs_of_scopes ONE OTHER --seconds 10`` ends with an error where a result
 differs from the first, and by a signal where a thread runs a kernel that is no more.
@@ -27,9 +26,7 @@ NATIVE = "native"
 
 
 def _training(device: str) -> Callable[[], list[torch.Tensor]]:
-    """Return a function that computes the same at each call: products, losses in autocast, a
-    backward pass.
-    """
+    """Return a function that repeats a computation: products, losses in autocast, backward."""
     torch.manual_seed(0)
     x = torch.randn(8, 8, device=device)
     weight = torch.randn(8, 8, device=device, requires_grad=True)
@@ -77,9 +74,7 @@ SCOPES: dict[str, Callable[[], Any]] = {
 
 
 class _Round:
-    """Says for how long two threads go on: so many seconds after both did their first step, or
-    until one fails.
-    """
+    """How long two threads go on: seconds after both made a first step, or until one fails."""
 
     def __init__(self, seconds: float):
         self.counts = [0, 0]

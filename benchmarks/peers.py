@@ -1,5 +1,4 @@
-"""Other ways to run a CUDA program on a CPU, measured beside this package: ``python -m benchmarks
---peers``.
+"""Other ways to run a CUDA program on a CPU, measured too: ``python -m benchmarks --peers``.
 
 Each way runs in a process of its own (:mod:`benchmarks.one_way`), and each figure is a ratio to the
 program edited by hand for the CPU, measured in the same process. Each package is installed into a
@@ -92,9 +91,7 @@ def measure(
 
 
 def _environment(folder: Path) -> Path:
-    """Make an environment that sees the packages of this one, and this checkout, after its own.
-    Return its Python.
-    """
+    """Make an environment with this one's packages and this checkout. Return its Python."""
     venv.create(folder, symlinks=os.name != "nt")
     paths = {"base": str(folder), "platbase": str(folder)}
     own = Path(sysconfig.get_path("purelib", "venv", paths))
@@ -172,9 +169,7 @@ def _median(repeated: list[Results]) -> Results:
 
 
 def table(measured: Mapping[str, Results], only: str) -> str:
-    """Return the figures as a table in Markdown: this package's losses in bold, the reasons of what
-    fails below it.
-    """
+    """Return the figures in Markdown, with losses against peers in bold and failures below."""
     cases = ["import", *(name for name in one_way.CASES if only in name)]
     reasons: dict[str, int] = {}
     rows = [
@@ -189,9 +184,7 @@ def table(measured: Mapping[str, Results], only: str) -> str:
 
 
 def _cell(way: str, case: str, results: Results, reasons: dict[str, int]) -> str:
-    """Return a ratio, or the number of the reason why there is none, and the ratio of the lines
-    edited to ``cpu``.
-    """
+    """Return a ratio, or the number of the reason without one, and the ratio for ``cpu`` lines."""
     found = results.get(case, results.get("error"))
     if isinstance(found, float):
         return f"**{found:.2f}**" if way in one_way.OURS and found >= _LOSS else f"{found:.2f}"

@@ -1,5 +1,4 @@
-"""On which Pythons and builds of torch the package works: ``python -m benchmarks.platforms
-PYTHON...``.
+"""The Pythons and torch builds on which the package works: ``benchmarks.platforms PYTHON...``.
 
 Each PYTHON is an interpreter in whose environment torch and the tests' dependencies are installed.
 ``--make FOLDER`` makes such environments first, by default one for each supported Python and each
@@ -155,9 +154,7 @@ def run(interpreter: str, tests: Sequence[str], engine: str, ran: str) -> Row:
 
 
 def _counted(suite: ElementTree.Element) -> tuple[int, list[str], dict[str, int], float]:
-    """Return how many passed, the names of those that failed, the reasons of those left out, and
-    the seconds.
-    """
+    """Return the number passed, the failed tests, the reasons of skips, and the seconds."""
     failed = [
         case.attrib["name"] for case in suite if {"failure", "error"} & {part.tag for part in case}
     ]
@@ -209,9 +206,7 @@ for line in importlib.metadata.requires("torchdevice-portable"):
 
 
 def _install_tests_needs(install: Sequence[str], pair: str) -> None:
-    """Install the ``[test]`` extra; where that fails, each of its requirements that can be
-    installed.
-    """
+    """Install ``[test]``, or else each of its requirements that can be installed."""
     if subprocess.run([*install, "-e", f"{ROOT}[test]"], check=False).returncode == 0:
         return
     listed = subprocess.run(
@@ -223,9 +218,7 @@ def _install_tests_needs(install: Sequence[str], pair: str) -> None:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Return the rows as a Markdown table, with the names of the tests that failed, and why others
-    were left out.
-    """
+    """Return the rows in Markdown, with the failed tests and the reasons of skips."""
     lines = [
         "| Python | torch | engine | ran | on | passed | failed | left out | seconds | machine |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -247,8 +240,7 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def record(rows: Iterable[Row]) -> list[Row]:
-    """Replace the recorded runs of the same environments and engines, and return all that are
-    recorded then.
+    """Replace recorded runs of the same environments and engines, and return all records.
 
     An environment in which nothing ran is not recorded.
     """
@@ -285,9 +277,7 @@ def write(rows: Iterable[Row]) -> None:
 
 
 def _missing(rows: Sequence[Row]) -> str:
-    """Return a sentence that names the supported Pythons and releases of torch in which nothing
-    ran, if there are.
-    """
+    """Return a sentence with supported Pythons and torch releases without a run, if any."""
     pairs = [pair.split(":") for pair in ENVIRONMENTS]
     ran = [(_numbers(row.python), _numbers(row.torch)) for row in rows]
     pythons = [

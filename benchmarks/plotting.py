@@ -12,9 +12,7 @@ _COLOURS = ("#1b6ca8", "#c8553d", "#588b4c", "#7d5ba6", "#b8860b", "#444")
 
 
 def growth(curves: dict[str, dict[int, Point]]) -> str:
-    """Return an SVG with the curves of :func:`growth.measure`: microseconds against size, both
-    logarithmic.
-    """
+    """Return an SVG of :func:`growth.measure`: microseconds by size, both logarithmic."""
     width, height, margin = 640, 360, 50
     most = max(size for curve in curves.values() for size in curve)
     highest = max(time for curve in curves.values() for time, *_ in curve.values())
@@ -48,9 +46,7 @@ def growth(curves: dict[str, dict[int, Point]]) -> str:
 
 
 def soak(samples: Sequence[Sample]) -> str:
-    """Return an SVG with what a process had over the time of :func:`soak.run`: a panel for each
-    figure, from 0.
-    """
+    """Return an SVG of :func:`soak.run`: a process's figures over time, a panel each, from 0."""
     figures = {
         "MiB resident": [sample.resident / 2**20 for sample in samples],
         "objects": [float(sample.objects) for sample in samples],

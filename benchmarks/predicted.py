@@ -1,5 +1,4 @@
-"""What ``check`` predicted of public programs, and what happened: ``python -m benchmarks.predicted
-CLONES``.
+"""Predictions of ``check`` for public programs, and the truth: ``benchmarks.predicted CLONES``.
 
 CLONES is a folder with a clone of each repository of ``predicted.txt``, as ``owner+name``. Each
 program is taken from the commit in the list, checked, and run on a simulated Mac for at most
@@ -206,9 +205,7 @@ def _raised(event: Event) -> bool:
 
 
 def _is_of_the_device(end: dict[str, Any]) -> bool:
-    """Return whether the error that ended a program is about the device, and not a fault of the
-    program or its data.
-    """
+    """Return whether a program's error is about the device, not a fault of program or data."""
     if end.get("line") is None:
         return False
     if end["kind"] in ("ImportError", "ModuleNotFoundError"):

@@ -1,6 +1,4 @@
-"""What a GPU's random numbers cost on a CPU, made by C++ and by NumPy, against torch's own numbers
-of the CPU.
-"""
+"""The cost of a GPU's random numbers on a CPU, by C++ and NumPy, against torch's own."""
 
 from __future__ import annotations
 

@@ -104,9 +104,7 @@ def _same(scope: Any) -> Any:
 
 
 def measure(rounds: int, only: str = "") -> dict[str, dict[str, Timing]]:
-    """Return, for each case whose name contains ``only``, the times on the CPU and on the simulated
-    devices.
-    """
+    """Return times on the CPU and on simulated devices for each case named with ``only``."""
     chosen = [case for case in CASES if only in case.name]
     return {case.name: _timings(case, conditions(), rounds) for case in track(chosen, "cases")}
 

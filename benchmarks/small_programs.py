@@ -1,5 +1,4 @@
-"""Programs of small tensors, as tests of GPU code run them: training, reinforcement learning,
-generation of text.
+"""Small-tensor programs like GPU code's tests: training, reinforcement learning, generation.
 
 Each function takes the device that the program names, and returns the call to time. Needs the [hf]
 extra.
@@ -118,9 +117,7 @@ class _Agent(nn.Module):
 
 
 def ppo(device: str) -> Callable[[], Any]:
-    """Train an agent by proximal policy optimisation, as CleanRL's ``ppo.py`` does, in a world of a
-    few lines.
-    """
+    """Train an agent like CleanRL's ``ppo.py``, in a world of a few lines."""
     torch.manual_seed(0)
     agent = _Agent().to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=3e-4)

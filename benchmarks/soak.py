@@ -1,5 +1,4 @@
-"""A program that does everything again and again, watched for what it keeps: ``python -m benchmarks
---soak``.
+"""Repeats everything and watches for what a process keeps: ``python -m benchmarks --soak``.
 
 Each turn enters and leaves scopes on the CPU and on simulated devices with both engines, trains,
 moves tensors and modules, starts threads, runs out of simulated memory, raises errors through

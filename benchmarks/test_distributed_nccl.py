@@ -25,9 +25,7 @@ from torch.testing._internal.distributed import distributed_test
 class TestDistributedOnCUDA(
     distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase
 ):
-    """The tests that ``test/distributed/test_distributed_spawn.py`` of PyTorch's sources makes for
-    NCCL.
-    """
+    """The NCCL tests that PyTorch's ``test_distributed_spawn.py`` makes."""
 
     def setUp(self) -> None:
         """Start the ranks."""

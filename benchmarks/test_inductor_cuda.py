@@ -1,5 +1,4 @@
-"""PyTorch's tests of TorchInductor, ``test/inductor/test_torchinductor.py`` of a checkout, for
-CUDA.
+"""PyTorch's TorchInductor tests for CUDA: a checkout's ``test/inductor/test_torchinductor.py``.
 
 That file makes them for CUDA only where Triton compiles for a GPU, which a simulated one does not
 have.

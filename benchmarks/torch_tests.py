@@ -1,5 +1,4 @@
-"""PyTorch's own CUDA tests on simulated GPUs: ``python -m benchmarks.torch_tests [CHECKOUT]
-[--write]``.
+"""PyTorch's CUDA tests on simulated GPUs: ``benchmarks.torch_tests [CHECKOUT] [--write]``.
 
 CHECKOUT is a folder with PyTorch's sources, of the installed release where it can be had: the files
 and folders of
@@ -206,9 +205,7 @@ def _result(file: str, test: str, done: dict[str, tuple[str, str]]) -> Result:
 
 
 def _run_once(work: Work, notes: Path, log: Path, options: Options) -> str:
-    """Return how a process ended that runs the tests without a result: ``""``, ``"crashed"`` or
-    ``"timed out"``.
-    """
+    """Return how a test process ended without a result: ``""``, ``"crashed"``, ``"timed out"``."""
     command = [sys.executable, "-m", "torchdevice", "run", "--quiet", "--target", options.target]
     command += ["--memory", options.memory, "--engine", options.engine]
     folders = (PROGRAM.parents[1], work.tests, os.environ.get("PYTHONPATH"))
@@ -244,9 +241,7 @@ def _watch(process: subprocess.Popen[bytes], notes: Path, limit: float) -> str:
 
 
 def _read(notes: Path) -> tuple[list[str], dict[str, tuple[str, str]], str | None]:
-    """Return the planned tests, the outcomes with their texts, and the test that began and did not
-    end.
-    """
+    """Return the planned tests, the outcomes with texts, and the test that did not end."""
     lines = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
     planned = next((line["planned"] for line in lines if "planned" in line), [])
     done = {line["ended"]: (line["outcome"], line["text"]) for line in lines if "ended" in line}
@@ -336,8 +331,7 @@ def reasons(results: Iterable[Result]) -> str:
 
 
 def changes(before: Iterable[Result], now: Iterable[Result]) -> tuple[str, bool]:
-    """Return the tests whose outcome is another than in an earlier run, and whether one of them had
-    passed.
+    """Return tests whose outcome changed since an earlier run, and whether one had passed.
 
     Only tests of both runs are compared, since a test that was added has no outcome to change.
     """

@@ -1,6 +1,4 @@
-"""What a move by ``ToDevice`` costs, against a bare ``.to`` of the same tensor under the same
-conditions.
-"""
+"""The cost of a move by ``ToDevice`` against a bare ``.to`` of the tensor, in equal conditions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""``python -m benchmarks.triton_kernels``: processor time of Triton's kernels, for the table in
-docs/triton.md.
+"""``python -m benchmarks.triton_kernels``: processor time of kernels, for docs/triton.md.
 
 Each row is measured in a scope and by torch; with ``TRITON_INTERPRET=1`` set, by Triton's own
 interpreter and by torch. A name as argument measures the rows that contain it.

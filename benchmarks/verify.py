@@ -21,9 +21,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def measure(rounds: int, only: str = "") -> dict[str, dict[str, Timing]]:
-    """Return, for each target and case whose name contains ``only``, the times by what is
-    verified.
-    """
+    """Return times by what is verified for each target and case named with ``only``."""
     found = {}
     for target, device in (("cpu", "cpu"), ("simulated:cuda", "cuda")):
         scopes = {

@@ -1,5 +1,4 @@
-"""What is measured: frequent calls of programs, and small programs, written for the device that
-they are given.
+"""Measured work: programs' frequent calls, and small programs, for a given device.
 
 Each function returns the call to time. It makes tensors and modules on the device first.
 """

@@ -1,6 +1,4 @@
-"""What the scripts that make files have in common: they write a file, or check with --check that it
-is up to date.
-"""
+"""Shared by scripts that make files: they write a file, or compare it with ``--check``."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ import torch
 
 
 def require_release(release: str) -> None:
-    """End the process unless a release of torch is installed: what some files say differs between
-    releases.
-    """
+    """End the process unless a torch release is installed: some files differ by release."""
     if not torch.__version__.startswith(release):
         sys.exit(
             f"torch {torch.__version__} is installed, and the file is made with {release}. Install "
@@ -25,9 +21,7 @@ def require_release(release: str) -> None:
 
 
 def seed_of_check() -> int | None:
-    """Return the seed for what --check draws, which --seed gives, or None where the file is
-    written.
-    """
+    """Return the seed of ``--check``'s draws, given by ``--seed``; None when writing."""
     given = re.search(r"--seed[= ](\d+)", " ".join(sys.argv[1:]))
     return None if "--check" not in sys.argv[1:] else int(given[1]) if given else 0
 

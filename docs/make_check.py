@@ -1,6 +1,4 @@
-"""The pages of the rules of ``torchdevice check`` and of how right they are, made from the rules
-and a record.
-"""
+"""The pages of ``torchdevice check``'s rules and of their accuracy, from rules and a record."""
 
 from __future__ import annotations
 

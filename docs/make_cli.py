@@ -23,9 +23,7 @@ def commands() -> Iterator[tuple[str, CommandParser]]:
 
 
 def usage(name: str, command: CommandParser) -> str:
-    """Return how a command is called. argparse would break the lines for the terminal of whoever
-    calls it.
-    """
+    """Return a command's usage line, which argparse would break at the terminal's width."""
     if command.usage:
         return "\n".join(line.strip() for line in command.usage.splitlines())
     words = [
@@ -65,9 +63,7 @@ def section(name: str, command: CommandParser) -> str:
 
 
 def tables(command: CommandParser) -> Iterator[str]:
-    """Yield a table for each heading of a command's help. A command with few arguments has one
-    table for all.
-    """
+    """Yield a table per heading of a command's help; commands with few arguments get one."""
     groups = [(group.title, described(group._group_actions)) for group in command._action_groups]
     if not any(title == COMMON for title, _ in groups):
         groups = [("argument", described(command._actions))]

@@ -1,6 +1,4 @@
-"""The page of supplied names and their fidelity, made from what the package declares about
-itself.
-"""
+"""The page of supplied names and their fidelity, from the package's declarations."""
 
 from __future__ import annotations
 
@@ -94,9 +92,7 @@ def row(name: str, declared: Declared) -> str:
 
 
 def totals(module: str, names: Mapping[str, Declared]) -> str:
-    """Return a row of the table of modules: how many of its names have which fidelity, on each
-    target.
-    """
+    """Return a module's row in the table: its names by fidelity, on each target."""
     kinds = [
         Counter(on(declared, target)[0] for declared in names.values())
         for target in public_names.TARGETS

@@ -1,5 +1,4 @@
-"""Write torchdevice/simulation/refusals/cuda_dtypes.json from torch's database of operators, or
-check it (--check).
+"""Write torchdevice/simulation/refusals/cuda_dtypes.json from torch's operator database (--check).
 
 The database (``torch.testing._internal.common_methods_invocations.op_db``) says for each public
 function which dtypes the CPU and which CUDA takes. This script runs the database's samples on the
@@ -60,9 +59,7 @@ class _Seen(TorchDispatchMode):
 
 
 def database() -> list[Any]:
-    """Return the database as it reads on a machine with a GPU: a few entries ask for its
-    capability.
-    """
+    """Return the database as on a machine with a GPU: some entries ask for its capability."""
     with torchdevice.simulate():
         from torch.testing._internal.common_methods_invocations import op_db
     # These compile CUDA's C++.

@@ -1,5 +1,4 @@
-"""Write torchdevice/simulation/refusals/mps_dtypes.json from the lists of torch's own tests, or
-check it (--check).
+"""Write torchdevice/simulation/refusals/mps_dtypes.json from torch's own tests' lists (--check).
 
 Three lists say which dtypes a public function lacks on MPS: ``dtypesIfMPS`` of the database of
 operators, and in
@@ -56,8 +55,7 @@ def assigned() -> Mapping[str, ast.expr]:
 
 
 def lists() -> tuple[Mapping[str, set[torch.dtype]], set[str]]:
-    """Return function -> the dtypes in which it is expected to fail on MPS, and those that may
-    support complex numbers.
+    """Return function -> dtypes expected to fail on MPS, and functions that may be complex.
 
     The latter are those that the list says, and those that make tensors without values, which are
     not tested.
@@ -92,9 +90,7 @@ def lacked_by(
 
 
 def gaps() -> Mapping[str, list[str]]:
-    """Return operator -> names of the dtypes that it lacks on MPS. Operators that MPS lacks are
-    left out.
-    """
+    """Return operator -> dtypes missing on MPS, without operators that MPS lacks."""
     entries, found_lists = database(), lists()
     lacked = [lacked_by(entry, *found_lists) for entry in entries]
     missing = {

@@ -1,5 +1,4 @@
-"""Write torchdevice/check/mps_operators.json from torch's databases of operators and modules, or
-check it (--check).
+"""Write torchdevice/check/mps_operators.json from torch's databases, or check it (--check).
 
 ``tests`` are the functions that torch's own tests expect to fail
 (``torch/testing/_internal/common_mps.py``). The samples of the databases (``op_db``, ``module_db``)
@@ -57,8 +56,7 @@ class Mac:
         self._scope = torchdevice.portable("simulated:mps")
 
     def lacked(self, calls: Iterator[Callable[[], Any]]) -> tuple[str, str]:
-        """Return the operator that most of some calls need, and the one that most of their
-        gradients need, or nothing.
+        """Return the operators that most calls, and most of their gradients, need; or nothing.
 
         Args:
             calls: Each makes tensors of the device and calls a function with them.

@@ -45,9 +45,7 @@ has what its processes share, `TORCHDEVICE_REPORT`, whether there is a report, a
 
 
 def section(name: str, declaration: options.Declaration, default: object) -> str:
-    """Return the section of an option: what it does, its default, and how it is spelled in each
-    place.
-    """
+    """Return an option's section: its effect, default, and spelling in each place."""
     spelled = {
         "Python": f"{name}=",
         "`run`": options.flag_of(name),

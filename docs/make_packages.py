@@ -1,6 +1,4 @@
-"""Write docs/packages.md from the registry of stand-ins, or check that it is up to date
-(--check).
-"""
+"""Write docs/packages.md from the registry of stand-ins, or compare it (--check)."""
 
 from __future__ import annotations
 

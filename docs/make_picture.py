@@ -1,5 +1,4 @@
-"""Run the commands of README.md's picture and draw docs/images/terminal.svg, or check that it is up
-to date (--check).
+"""Run README.md's commands and draw docs/images/terminal.svg, or compare it (--check).
 
 The picture shows what the commands really print, one command after the other. It is narrow, so that
 a phone shows it in letters that can be read. Where nothing moves, as in print, all of it is there
@@ -159,9 +158,7 @@ def without_numbers(text: str) -> str:
 
 
 def main() -> int:
-    """Draw the picture. With --check, return 1 if the file shows something else, apart from
-    numbers.
-    """
+    """Draw the picture. With --check, return 1 if the file differs by more than numbers."""
     return write_or_check(PICTURE, picture(), without_numbers)
 
 

@@ -1,6 +1,4 @@
-"""Write the tables of bugs into docs/tested.md by running them, or check that they are up to date
-(--check).
-"""
+"""Write the tables of bugs into docs/tested.md by running them, or compare them (--check)."""
 
 from __future__ import annotations
 
@@ -67,9 +65,7 @@ def table() -> str:
 
 
 def rates() -> str:
-    """Return the table of how many bugs of each class are found, with the names of those that are
-    not.
-    """
+    """Return the table of found bugs by class, with the names of those not found."""
     warnings.simplefilter("ignore")
     found = {case.name: case.caught() for case in CASES}
     wrong = {case.name: case.run(True) is not None for case in CASES}

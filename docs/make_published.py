@@ -37,9 +37,7 @@ DRAWN = """
 
 
 def difference(row: dict[str, Any]) -> float | None:
-    """Return by how many percent a plan differs from the measurement; None where memory ran out in
-    one of them.
-    """
+    """Return a plan's difference from the measurement in percent; None if one ran out."""
     if row["measured"] is None or row["planned"] is None:
         return None
     return float(100 * (row["planned"] / row["measured"] - 1))

@@ -1,5 +1,4 @@
-"""Write the reference pages of the site into build/reference, from the package's declarations and
-from recorded runs.
+"""Write the site's reference into build/reference, from declarations and recorded runs.
 
 .ci/mkdocs_hooks.py adds them to the site. They need torch and the package; mkdocs needs neither.
 """

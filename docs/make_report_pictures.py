@@ -1,5 +1,4 @@
-"""Draw the pictures of the report's page, as a browser shows it: docs/images/report-wide.png and
-report-phone.png.
+"""Draw the report's page by a browser: docs/images/report-wide.png and report-phone.png.
 
 A program for CUDA runs on a simulated Mac, which gives a row of most kinds. It needs Chromium or
 Chrome. Look at the pictures before you commit them.

@@ -38,9 +38,7 @@ def reads_by_file() -> dict[str, set[str]]:
 
 
 def read_in(name: str) -> str:
-    """Return the files that read a name: those that spell it in full, else those that spell its
-    last part.
-    """
+    """Return the files that spell a name in full, or else those that spell its last part."""
     last = name.rpartition(".")[2]
     every_file = reads_by_file()
     spelled = {

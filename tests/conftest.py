@@ -1,6 +1,4 @@
-"""Fixtures of the whole suite: after every test torch must be as it was; sweeps can be complete or
-a sample.
-"""
+"""Fixtures of the suite: torch is as before after each test; sweeps are whole or sampled."""
 
 from __future__ import annotations
 
@@ -116,9 +114,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Register the simulated device or the out-of-tree one before any snapshot, because torch
-    cannot undo that.
-    """
+    """Register the simulated or out-of-tree device before snapshots: torch cannot undo that."""
     if session.config.getoption("--targets") == OUT_OF_TREE:
         sys.path.insert(0, str(OUT_OF_TREE_PATH))
         os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -138,9 +134,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Save what coverage has measured in this process: a worker may be ended before it has done so
-    itself.
-    """
+    """Save this process's coverage: a worker may be ended before it has done so."""
     if "coverage" in sys.modules and hasattr(session.config, "workerinput"):
         measured = sys.modules["coverage"].Coverage.current()
         if measured is not None:
@@ -158,9 +152,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Name the tests that failed in the last line: an internal error of pytest or of a worker
-    leaves no summary.
-    """
+    """Name failed tests in the last line: after an internal error there is no summary."""
     if _failed and not hasattr(config, "workerinput"):
         print(f"\n{len(_failed)} failed: {' '.join(_failed)}", flush=True)
 
@@ -241,9 +233,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what names its engines itself: it does the same whatever ``--engine`` says. Mark the
-    attacks as a sweep.
-    """
+    """Mark tests that name engines: ``--engine`` does not change them. Mark attacks as sweeps."""
     if "engine" in sweeping.parameters(item):
         item.add_marker("one_engine")
     if item.path.parent.name == "attack" and item.get_closest_marker("sampled") is None:
@@ -292,8 +282,7 @@ def _build_kernels_beside(config: pytest.Config) -> None:
 
 
 def _shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
-    """Return the tests with their files, and the classes and functions of each file, in an order
-    drawn with the seed.
+    """Return tests with files, classes and functions per file in an order drawn by the seed.
 
     The cases of one function, and the tests of one class, stay together: they share fixtures that
     take seconds.
@@ -331,9 +320,7 @@ def _on_their_targets(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
 
 @pytest.fixture
 def fresh_dynamo() -> Iterator[None]:
-    """Nothing is compiled before the test or after it, and torch's warnings of a compilation are
-    not errors.
-    """
+    """Nothing is compiled before or after the test; torch's compilation warnings are allowed."""
     torch._dynamo.reset()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -356,8 +343,7 @@ def native_kernels() -> Path:
 
 
 class LongLived:
-    """What modules and caches have made, which garbage collections pass over: each took most of a
-    second with it.
+    """Objects of modules and caches, exempt from collections: each took most of a second.
 
     It is looked at again when 100 modules were imported, and after 500 tests.
     """
@@ -366,9 +352,7 @@ class LongLived:
         self._modules = self._tests = 0
 
     def set_apart(self) -> None:
-        """Take what lives now out of the collections, where much may have come since the last
-        time.
-        """
+        """Exempt living objects from collections, as many may have come since the last time."""
         self._tests += 1
         if len(sys.modules) > self._modules + 100 or self._tests > 500:
             self._modules, self._tests = len(sys.modules), 0
@@ -387,9 +371,7 @@ def collections_pass_over_what_is_long_lived() -> None:
 
 @pytest.fixture
 def no_collections() -> Iterator[None]:
-    """Keep tensors of earlier tests' reference cycles where they are while a test compares figures
-    of memory.
-    """
+    """Keep tensors of earlier cycles in place while a test compares figures of memory."""
     enabled = gc.isenabled()
     gc.disable()
     yield
@@ -399,9 +381,7 @@ def no_collections() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def torch_is_restored() -> Iterator[None]:
-    """Check that every object in torch is after a test what it was before. Restore random state and
-    precision.
-    """
+    """Check that all of torch is as before a test. Restore random state and precision."""
     # torch's own tests, once imported, forbid a program to set flags of torch.backends by
     # assignment.
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
@@ -449,9 +429,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
 
 @pytest.fixture(autouse=True)
 def the_fallback_of_mps_is_as_before() -> Iterator[None]:
-    """Put torch's variable back, which accelerate sets for the rest of the process where it finds
-    MPS.
-    """
+    """Restore torch's variable, which accelerate sets for the process if it finds MPS."""
     before = os.environ.get(missing_operators.VARIABLE)
     yield
     if before is None:
@@ -462,9 +440,7 @@ def the_fallback_of_mps_is_as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def users_engine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let a test that asks nothing of an engine use the one that users get, in the processes that
-    it starts too.
-    """
+    """Let a test without an engine use the users' one, also in processes it starts."""
     # Not by monkeypatch, which would then be undone after the scopes of other fixtures have ended.
     before = os.environ["TORCHDEVICE_ENGINE"]
     if request.node.get_closest_marker("one_engine"):
@@ -475,9 +451,7 @@ def users_engine(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def tensors_say_where_they_are(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let contract tests, which run on several targets, see the target's own device where no option
-    says otherwise.
-    """
+    """Let contract tests on several targets see the target's device, unless options differ."""
     if "target" not in request.fixturenames:
         yield
         return
@@ -546,9 +520,7 @@ def plain_torch() -> Iterator[None]:
 def failing_half_way(
     installation: patching.Installation, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """Let an installation fail at its beginning, middle and end, and among attributes that are
-    replaced together.
-    """
+    """Let an installation fail at its beginning, middle and end, and in joined attributes."""
     patches = installation._patches
     assert patches is not None, "nothing has been installed yet"
 
@@ -579,17 +551,13 @@ def failing_half_way(
 
 @pytest.fixture
 def no_cuda_build() -> bool:
-    """Whether the installed torch was built without CUDA. In a scope ``torch.version.cuda`` says
-    otherwise.
-    """
+    """Whether torch was built without CUDA; ``torch.version.cuda`` differs in a scope."""
     with plain_torch():
         return torch.version.cuda is None
 
 
 class MetaRuntime(runtimes.Runtime):
-    """A target on any machine whose tensors differ from CPU tensors: torch's meta device, which has
-    no values.
-    """
+    """A target whose tensors are never CPU tensors: torch's meta device, without values."""
 
     device_type = "meta"
     unsupported_dtypes = frozenset({torch.float64, torch.complex128})
@@ -624,9 +592,7 @@ def meta_target(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def distinct(meta_target: None) -> Iterator[torchdevice.Scope]:
-    """Run the test in a scope on a target that is not the CPU, lacks float64 and must not copy
-    asynchronously.
-    """
+    """Run the test on a target beside the CPU, without float64 and asynchronous copies."""
     with torchdevice.portable("meta") as scope:
         yield scope
 

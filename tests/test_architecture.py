@@ -1,6 +1,4 @@
-"""The structure of the package: imports go one way, no name is vague, and nothing is public by
-accident.
-"""
+"""The package's structure: imports go one way, names are precise, little is public."""
 
 from __future__ import annotations
 
@@ -66,9 +64,7 @@ MODULES = modules()
 
 
 def imports(name: str) -> set[str]:
-    """Return the modules of this package that a module imports at its top, in functions and for
-    types.
-    """
+    """Return the package's modules that a module imports, in functions and for types too."""
     found = set()
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if (
@@ -115,9 +111,7 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 @functools.cache
 def graph() -> dict[str, set[str]]:
-    """Return the modules that each module imports. Not at import: pytest collects the files in each
-    of its workers.
-    """
+    """Return each module's imports. Not at import: pytest collects in each worker."""
     found = {name: imports(name) for name in MODULES}
     # Imported by name: each family has a file of its name.
     found["scope.installed"] |= {
@@ -275,8 +269,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def branches(function: ast.AST) -> int:
-    """Return how many branches a function has, without those of the functions and classes inside
-    it.
+    """Return a function's branches, without those of functions and classes inside.
 
     Each condition, loop, handler of errors and case of a ``match`` is one, each further operand of
     ``and`` and ``or``, and each condition of a comprehension.
@@ -500,9 +493,7 @@ stands in.
 
 
 def compared(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the line and the name of each device type with which a file compares a value, in any
-    syntax.
-    """
+    """Yield line and name of device types with which a file compares a value."""
     tree = ast.parse(path.read_text())
     constants = {
         target.id: set(_strings(node.value)) & DEVICE_TYPES
@@ -537,9 +528,7 @@ OF_DEVICES = ("kernel.devices.", "simulation.", "scope.target_selection")
 
 
 def test_no_device_type_is_asked_for_outside_the_devices() -> None:
-    """A comparison such as ``target == "mps"`` belongs in a runtime. One with what programs spell
-    is allowed.
-    """
+    """``target == "mps"`` belongs in a runtime. Comparing what programs spell is allowed."""
     found = {
         name: list(compared(path))
         for name, path in MODULES.items()

@@ -1,6 +1,4 @@
-"""The benchmark command runs and prints the figures it is asked for; their values depend on the
-machine.
-"""
+"""The benchmark command prints the requested figures; values depend on the machine."""
 
 from __future__ import annotations
 
@@ -298,9 +296,7 @@ def test_supported_releases_in_which_nothing_ran_are_named(monkeypatch: pytest.M
 def test_what_cannot_be_installed_for_the_tests_is_said(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The other requirements are installed: a Python for which one has no wheel yet runs all other
-    tests.
-    """
+    """Other requirements are installed: a Python without one wheel runs all other tests."""
     platforms = benchmark("platforms")
     pip = tmp_path / "pip"
     pip.write_text(

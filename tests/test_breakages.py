@@ -1,5 +1,4 @@
-"""The ways in which CUDA programs break where there is no CUDA, one test per row of
-docs/breakages.md.
+"""Ways in which CUDA programs break without CUDA, a test per row of docs/breakages.md.
 
 Only rows that concern a CPU target have a test. Each test is named after its row.
 """
@@ -63,9 +62,7 @@ def test_row_02_information_at_import() -> None:
 
 
 def test_row_04_packages_that_need_cuda_are_stood_in_for_where_a_program_imports_them() -> None:
-    """Libraries choose a kernel by the packages that they find, and keep the one that they have
-    without them.
-    """
+    """Libraries choose kernels by the packages they find, and keep those without them."""
     for name in ("flash_attn", "xformers", "apex", "mamba_ssm"):
         with plain_torch():
             assert importlib.util.find_spec(name) is None
@@ -318,9 +315,7 @@ def test_row_45_data_parallel(kind: str) -> None:
 
 
 def test_row_46_second_device(chosen: str, kind: str) -> None:
-    """The ordinal is folded onto the first device, except on a simulated device, whose number of
-    devices is known.
-    """
+    """The ordinal is folded onto the first device, unless simulated ones are counted."""
     with torchdevice.portable(devices=None if kind == "cpu" else 2):
         first, second = torch.nn.Linear(2, 2).to("cuda:0"), torch.nn.Linear(2, 2).to("cuda:1")
         assert second(first(torch.ones(1, 2).to("cuda:0")).to("cuda:1")).shape == (1, 2)

@@ -1,6 +1,4 @@
-"""What the corpus says of real devices is what they did, where that is recorded; the command
-records it.
-"""
+"""The corpus has what real devices did, where recorded; the command records it."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ def records(conformance: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
-    """Run the command for two cases on the simulated device; return what it printed and what it
-    recorded, twice.
-    """
+    """Run the command for two simulated cases; return output and record, twice."""
     file = tmp_path_factory.mktemp("conformance") / "recorded.json"
     words = ["-m", "benchmarks.conformance", "--device", "simulated", "--write", str(file)]
     names = ["lstm_in_evaluation", "results_of_two_graphs_in_one_pool"]
@@ -132,9 +128,7 @@ NOT_ALIKE = {
 def test_operators_refuse_what_a_gpu_refuses(
     conformance: Any, records: list[Any], name: str
 ) -> None:
-    """By the names of the operators, because a part of the database is another one in each
-    release.
-    """
+    """By operators' names, because the database's parts differ between releases."""
     found = conformance.fact(name, "simulated")
     assert found.pop("asked") > 300
     for record in records:

@@ -1,6 +1,4 @@
-"""The examples are unmodified CUDA programs: they run in a scope, and fail with torch's own error
-without one.
-"""
+"""Examples are unmodified CUDA programs: they run in a scope, and only there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Processes that fail or end while others count on them, and processes started in the middle of a
-scope.
+"""Processes that fail or end while others need them, or start in a scope.
 
 Each test is bounded in time by the processes that it waits for. Programs get a temporary folder of
 their own, in which nothing may be left, as in shared memory.
@@ -17,9 +16,7 @@ from processes import free_port, run_program, run_python
 
 @pytest.fixture
 def temporary(tmp_path: Path) -> Path:
-    """A folder for the program's temporary files. Its name is short, because sockets are made
-    there.
-    """
+    """A folder for temporary files, with a short name, because sockets are in it."""
     folder = tmp_path / "t"
     folder.mkdir()
     return folder
@@ -101,9 +98,7 @@ RANKS = """
 @pytest.mark.sampled(8, of="long programs")
 @pytest.mark.one_engine
 def test_a_rank_that_ends_or_stays_away(target: str, tmp_path: Path, temporary: Path) -> None:
-    """The rank that waits gets NCCL's error, which names the collective and the rank, within the
-    time-out.
-    """
+    """The waiting rank gets NCCL's error in time, with the collective and the rank."""
     failing = {
         "exit:all_reduce": "all_reduce",
         "exit:recv": "recv",

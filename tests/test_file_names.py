@@ -1,6 +1,4 @@
-"""A program's file may have any name: what is written about it can be read, and says which file it
-was.
-"""
+"""Program files of any name: texts about them are readable and identify the file."""
 
 from __future__ import annotations
 

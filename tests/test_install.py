@@ -1,6 +1,4 @@
-"""What is installed: beside the other project of this name, in a bare environment, and how it is
-imported.
-"""
+"""The installation: beside the project of the same name, bare, and as imported."""
 
 from __future__ import annotations
 
@@ -107,9 +105,7 @@ class TestNamesake:
 
 
 def test_what_the_package_of_the_other_project_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same as above for every name, in this process: its package stands where this one's
-    stood.
-    """
+    """As above for every name, in this process, with that package in this one's place."""
     theirs = types.ModuleType("torchdevice")
     theirs.__path__ = torchdevice.__path__
     monkeypatch.setitem(sys.modules, "torchdevice", theirs)
@@ -137,9 +133,7 @@ class TestImport:
         assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
     def test_it_loads_next_to_nothing(self) -> None:
-        """The import loads the package's first file only, the first use nothing that torch or
-        psutil would not.
-        """
+        """The import loads one file, the first use nothing that torch or psutil would not."""
         program = """
             import sys, torch
             before = set(sys.modules)
@@ -156,9 +150,7 @@ class TestImport:
         assert {"torchdevice"} <= set(used.split()) <= {"torchdevice", "torch", "psutil", "numpy"}
 
     def test_the_first_use_collects_no_garbage(self) -> None:
-        """A full collection is due when torch has been imported, and would take longer than the
-        first use.
-        """
+        """A full collection is due after torch's import, and would take longer than this."""
         program = """
             import gc, importlib.abc, sys, torch, torchdevice
 

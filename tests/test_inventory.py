@@ -1,5 +1,4 @@
-"""Every name under ``torch.cuda`` and in its neighbours is declared, and is as faithful as it is
-declared to be.
+"""Every name under ``torch.cuda`` and neighbours is declared, and as faithful as declared.
 
 The names are read from the installed torch, so that a name that is new in torch fails a test.
 """
@@ -66,9 +65,7 @@ SUPPLIED_OTHERWISE = {
 
 
 def mentioned() -> set[str]:
-    """Return the names of ``torch._C`` for accelerators that the Python of the installed torch
-    mentions.
-    """
+    """Return ``torch._C``'s accelerator names that installed torch's Python mentions."""
     direct = re.compile(rf"\b_?C\.({FAMILIES})\b")
     quoted = re.compile(rf"""(?:_C, |_dummy_type\()["']({FAMILIES})["']""")
     imported = re.compile(r"from torch\._C import (?:\(([^)]*)\)|([^\n(]*))")
@@ -161,17 +158,13 @@ CASED = present(PUBLIC_NAMES)
 
 
 def skip_torchs_own(name: str, kind: str) -> None:
-    """Leave out a name of the target's own module: torch answers there, or the simulated
-    machine.
-    """
+    """Skip a name of the target's module, which torch or the simulated machine answers."""
     if name.startswith((f"torch.{kind}.", f"torch.backends.{kind}.")):
         pytest.skip(f"{name} belongs to the target")
 
 
 def program(name: str) -> dict[str, Any]:
-    """Return the options of a scope for a program that uses a name: cases of MPS compare with names
-    of CUDA.
-    """
+    """Return the options for a program that uses a name: MPS cases compare with CUDA names."""
     if name.startswith(("torch.mps.", "torch.backends.mps.")):
         return {"written_for": "any"}
     return {"written_for": "xpu" if name.startswith("torch.xpu.") else "cuda"}
@@ -186,9 +179,7 @@ def declared(name: str, kind: str) -> Fidelity:
 
 
 def use(name: str, kind: str) -> None:
-    """Run a name's case in the active scope. The case passes, or raises if the name is declared
-    unsupported.
-    """
+    """Run a name's case in the scope. It passes, or raises if it is declared unsupported."""
     if declared(name, kind) is not Fidelity.UNSUPPORTED:
         assert CASES[name]()
         return
@@ -212,9 +203,7 @@ def test_a_name_does_what_it_says(
 def test_a_name_is_as_faithful_as_declared(
     name: str, target: str, kind: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """A strict scope refuses approximate names, and no other supported name; it lets declared
-    constants pass.
-    """
+    """A strict scope refuses approximate names alone, and allows declared constants."""
     skip_torchs_own(name, kind)
     monkeypatch.chdir(tmp_path)
     fidelity = declared(name, kind)
@@ -269,9 +258,7 @@ _ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
 
 @pytest.fixture
 def settings_are_restored(target: str) -> Iterator[None]:
-    """Restore what a case leaves behind when it fails half way: flags of attention and open ranges
-    of NVTX.
-    """
+    """Restore what a failed case leaves: flags of attention and open NVTX ranges."""
     flags = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _ATTENTION}
     yield
     for name, value in flags.items():

@@ -1,6 +1,4 @@
-"""Every module and optimizer of torch's own databases behaves in a scope, spelled for CUDA, as on
-the plain CPU.
-"""
+"""torch's database of modules and optimizers, spelled for CUDA, acts as on the plain CPU."""
 
 from __future__ import annotations
 
@@ -169,9 +167,7 @@ def _train(info: Any, options: dict[str, Any], device: str) -> Any:
 def test_every_optimizer_trains_the_same(
     target: str, kind: str, info: Any, implementation: str
 ) -> None:
-    """The optimizer's state is saved and loaded in between. ``capturable`` is compared with the
-    CPU's default.
-    """
+    """The state is saved and loaded midway; ``capturable`` is compared with the default."""
     compared = 0
     for configuration in info.optim_inputs_func(device="cpu"):
         options = _options(info, configuration.kwargs, implementation)

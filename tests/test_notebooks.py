@@ -49,9 +49,7 @@ json.dump(said, open(sys.argv[2], "w"))
 
 
 def executed(folder: Path, *runs: Any) -> list[str]:
-    """Run cells, a list of sources at a time or "restart", in one kernel; return what each cell
-    shows.
-    """
+    """Run cells, lists of sources or "restart", in one kernel; return each cell's output."""
     asked, given = folder / "runs.json", folder / "said.json"
     asked.write_text(json.dumps(runs))
     done = run_python("-c", DRIVER, str(asked), str(given), cwd=folder)
@@ -60,9 +58,7 @@ def executed(folder: Path, *runs: Any) -> list[str]:
 
 
 def shown(output: dict[str, Any]) -> str:
-    """Return what a notebook shows of an output: HTML before text, and a traceback without its
-    colours.
-    """
+    """Return a notebook's view of an output: HTML first, tracebacks without colours."""
     if output["output_type"] == "error":
         return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(output["traceback"]))
     data = output.get("data", {})

@@ -1,5 +1,4 @@
-"""Every operator of torch's own database gives the same bits for CUDA spellings in a scope as on
-the plain CPU.
+"""torch's operator database gives the same bits for CUDA in a scope as on the plain CPU.
 
 It runs on a CPU target and on a simulated device.
 """
@@ -85,9 +84,7 @@ _NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
 def _difference(expected: Any, actual: Any, kind: str) -> str:
-    """Return "" if two results are the same. On MPS what a sample asks for in float64 is nearly the
-    same in float32.
-    """
+    """Return "" if results are equal. On MPS, float64 samples may be nearly so in float32."""
     if kind != "mps" or all(leaf.dtype not in _NARROWER for leaf in _tensors(expected)):
         return identical(expected, actual, kind)
     pairs = zip(_tensors(expected), _tensors(actual), strict=True)
@@ -100,9 +97,7 @@ def _difference(expected: Any, actual: Any, kind: str) -> str:
 
 
 def _refused(op: Any, dtype: torch.dtype, kind: str, error: Exception) -> bool:
-    """Return whether the device refuses the call with an error of its own, as the tables or the
-    database say.
-    """
+    """Return whether the device refuses a call, by the tables or torch's database."""
     if op.name in REFUSED_BY_CUDA and REFUSED_BY_CUDA[op.name] in str(error):
         return True
     gaps = MPS_GAPS.get(op.name, ()) if kind == "mps" else ()
@@ -112,9 +107,7 @@ def _refused(op: Any, dtype: torch.dtype, kind: str, error: Exception) -> bool:
 
 
 def _compare(op: Any, dtype: torch.dtype, target: str, kind: str) -> tuple[int, int, list[str]]:
-    """Return the number of samples compared, of those with results on the target, and the
-    differences.
-    """
+    """Return the number of compared samples, of those with target results, and differences."""
     backward = op.supports_autograd and dtype is torch.float32
     compared, placed, differences = 0, 0, []
     for sample in samples_of(op, dtype, requires_grad=backward):

@@ -1,6 +1,4 @@
-"""The record of options: each is declared once, and calls, flags, variables and pages take it from
-the record.
-"""
+"""The record of options: each is declared once, for calls, flags, variables and pages."""
 
 from __future__ import annotations
 
@@ -237,9 +235,7 @@ def test_variables_reach_a_scope_in_the_code(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_variable_that_contradicts_the_target_of_a_call_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A variable is meant for the process; ``simulate()`` and ``portable("cpu")`` in it still
-    work.
-    """
+    """It is the process's; ``simulate()`` and ``portable("cpu")`` in it still work."""
     monkeypatch.setenv("TORCHDEVICE_IDENTITY", "program")
     monkeypatch.setenv("TORCHDEVICE_MEMORY", "1GiB")
     monkeypatch.setenv("TORCHDEVICE_DEVICES", "4")

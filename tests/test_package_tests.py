@@ -1,6 +1,4 @@
-"""The command that runs the packages' own tests on their stand-ins, on a package that the test
-makes.
-"""
+"""The command for packages' tests on their stand-ins, on a package made here."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The pages: their commands and code run, links lead somewhere, and the picture shows what its
-commands print.
-"""
+"""Pages: commands and code run, links resolve, and the picture shows real output."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ MADE = page_maker("make_reference").PAGES
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """Yield the pages whose code runs here, with their texts: all that are written, and the made
-    one of commands.
-    """
+    """Yield pages whose code runs here: all written ones, and the made page of commands."""
     for page in PAGES:
         yield page, (ROOT / page).read_text()
     yield "cli.md", MADE["cli.md"]()
@@ -137,9 +133,7 @@ def test_links_to_headings_lead_to_headings(page: str) -> None:
 
 
 def test_titles_are_the_names_in_the_navigation() -> None:
-    """A page has one name: its title, in the navigation, and for a made page the heading of
-    docs/reference.md.
-    """
+    """A page has one name: its title, in navigation, or a heading of docs/reference.md."""
     lines = (ROOT / ".ci" / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     names = {file: name for name, file in re.findall(r"^ +- (.+): ([\w-]+\.md)$", lines, re.M)}
     written = {path.name: path.read_text() for path in ROOT.glob("docs/*.md")}
@@ -181,9 +175,7 @@ def train() -> None:
 
 
 def given(block: Block) -> dict[str, Any]:
-    """Return what a page takes for granted: the names of a program with a model, a loader and a
-    training function.
-    """
+    """Return what a page assumes: a program with model, loader and training function."""
     names = {"torch": torch, "nn": nn, "torchdevice": torchdevice, "Path": Path, "train": train}
     if block.page == "docs/transfers.md":
         return {
@@ -204,9 +196,7 @@ SCOPES: dict[str, Any] = {
 
 
 def run_block(block: Block) -> None:
-    """Run a block of Python, statement by statement: ``# True`` and ``# False`` say what an
-    expression is.
-    """
+    """Run a Python block by statement: ``# True`` and ``# False`` give expressions' values."""
     names = given(block)
     comments = dict(
         enumerate(
@@ -233,9 +223,7 @@ def raised(block: Block) -> Any:
 
 
 def is_run_elsewhere(block: Block) -> bool:
-    """Whether tests/test_recipes.py runs a block, a file of tests or nox's, or
-    tests/verify/test_verify.py.
-    """
+    """Whether test_recipes.py runs a block, a test file, nox's, or verify/test_verify.py."""
     return any(
         word in block.text
         for word in ("def test_", "import nox", "torch.library.Library", "def run(device)")

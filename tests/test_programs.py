@@ -1,6 +1,4 @@
-"""The command that runs public programs, on a repository that the test makes, and the page of the
-recorded runs.
-"""
+"""The command for public programs, on a repository made here, and its page of runs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Random sequences of entries, exits, exceptions and threads: the thread's state always agrees with
-a model.
-"""
+"""Random entries, exits, exceptions, threads: the thread's state agrees with a model."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ ACTIONS = st.lists(
 
 
 def seen() -> int:
-    """Return the number of devices that this thread sees. The mode must be active if and only if it
-    is not 0.
-    """
+    """Return how many devices this thread sees; the mode is active if that is not 0."""
     count = torch.cuda.device_count()
     try:
         torch.zeros(1, device="cuda")

@@ -1,6 +1,4 @@
-"""By whatever road a tensor comes to the device, autograd knows of it what it knows of one that was
-on the CPU.
-"""
+"""By any road to the device, autograd knows of a tensor what it does on the CPU."""
 
 from __future__ import annotations
 

@@ -88,9 +88,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
 def begin(
     plain: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., tuple[Shared, Path]]:
-    """Returns a folder that a scope and then a plain program have used, and a copy of it as it was
-    then.
-    """
+    """Returns a folder used by a scope and then by plain code, and a copy from between."""
 
     @functools.cache
     def begun(*scope: str) -> tuple[Shared, Path]:

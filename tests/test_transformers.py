@@ -1,6 +1,4 @@
-"""HuggingFace programs: architectures, Trainer, pipeline, device maps, accelerate, PEFT, streaming,
-Lightning.
-"""
+"""HuggingFace programs: architectures, Trainer, pipeline, accelerate, PEFT, Lightning."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ class Sequences(torch.utils.data.Dataset):
 
 
 def exercise(tiny: tiny_models.TinyModel, device: str | None, randomly: bool = True) -> Any:
-    """Forward, backward, an optimizer step, forward again and, where it applies, generation;
-    dropout, sampling on.
-    """
+    """Forward, backward, optimizer step, forward, perhaps generation; with dropout."""
     model, inputs = tiny.model, {name: value.clone() for name, value in tiny.inputs.items()}
     if device is not None:
         model, inputs = model.to(device), {name: value.cuda() for name, value in inputs.items()}
@@ -245,9 +241,7 @@ class TestTrainer:
             assert trainer.accelerator.native_amp and trainer.accelerator.scaler.is_enabled()
 
     def test_tf32_argument_passes(self, tmp_path: Path) -> None:
-        """The program runs in a process of its own, because transformers sets TF32 for the whole
-        process.
-        """
+        """In a process of its own, because transformers sets TF32 for the whole process."""
         program = (
             f"import transformers; print(transformers.TrainingArguments({str(tmp_path)!r}, "
             "tf32=True).tf32)"

@@ -1,6 +1,4 @@
-"""The workflows of continuous integration parse, and call what exists: files, tests, commands and
-flags.
-"""
+"""CI workflows parse, and call existing files, tests, commands and flags."""
 
 from __future__ import annotations
 

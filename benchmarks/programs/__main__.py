@@ -1,5 +1,4 @@
-"""Runs public programs written for CUDA, unmodified, on a machine without it: ``python -m
-benchmarks.programs``.
+"""Runs public CUDA programs, unmodified, without a GPU: ``python -m benchmarks.programs``.
 
 Each program of ``catalog/`` is checked out at its commit and runs in processes of its own: by plain
 python in its own CPU mode, if it has one, and by ``torchdevice run`` on each target. The results
@@ -27,8 +26,7 @@ RESULTS = Path(__file__).with_name("results.json")
 
 
 def record(runs: Iterable[Run]) -> list[Run]:
-    """Replace the recorded runs of the same programs, targets and releases of torch, and return
-    all.
+    """Replace recorded runs of the same programs, targets and torch, and return all records.
 
     Runs of programs that are not in the catalog any more are left out.
     """

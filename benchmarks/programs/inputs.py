@@ -1,6 +1,4 @@
-"""Makes what programs read, in the current folder: ``python inputs.py NAME``. Nothing is
-downloaded.
-"""
+"""Makes programs' inputs in the current folder, without downloads: ``python inputs.py NAME``."""
 
 from __future__ import annotations
 
@@ -104,9 +102,7 @@ def flat_images() -> None:
 
 @inputs
 def yolov5() -> None:
-    """Eight images of 64 pixels with two boxes each, as YOLO reads them, and a font that it would
-    download.
-    """
+    """Eight images of 64 pixels with two boxes each for YOLO, and the font it would download."""
     import matplotlib
 
     for part in ("train", "val"):
@@ -156,9 +152,7 @@ def yolox() -> None:
 
 @inputs
 def rtdetr() -> None:
-    """Eight images with boxes, and the configuration of the smallest RT-DETR for images of 64
-    pixels.
-    """
+    """Eight images with boxes, and the smallest RT-DETR's configuration for 64 pixels."""
     import yaml
 
     _boxes(Path("data/images"), Path("data/boxes.json"), 8)
@@ -196,9 +190,7 @@ def rtdetr() -> None:
 
 @inputs
 def comfyui() -> None:
-    """A checkpoint with random weights: a small Stable Diffusion 3, its autoencoder and its first
-    text encoder.
-    """
+    """A checkpoint with random weights: small Stable Diffusion 3, autoencoder, text encoder."""
     import torch
     from comfy.cli_args import args
 
@@ -247,9 +239,7 @@ def comfyui() -> None:
 
 
 def _random(name: str, like: Any) -> Any:
-    """Return random weights: matrices that keep the size of what they multiply, norms of 1, no
-    bias.
-    """
+    """Return random weights: matrices that keep operands' size, norms of 1, no bias."""
     import torch
 
     if like.dim() > 1:
@@ -295,9 +285,7 @@ def cifar10() -> None:
 
 @inputs
 def clip_weights() -> None:
-    """A small CLIP with random weights, as an archive of TorchScript, as OpenAI's are, and an
-    image.
-    """
+    """A small random CLIP as a TorchScript archive, like OpenAI's, and an image."""
     import torch
     from clip.model import CLIP
 
@@ -375,9 +363,7 @@ def speech() -> None:
 
 @inputs
 def rvc() -> None:
-    """Four seconds of noise with features and pitch, as RVC's steps before training leave them, and
-    its sizes.
-    """
+    """Four seconds of noise, features and pitch as RVC prepares them for training, and sizes."""
     from scipy.io import wavfile
 
     settings = json.loads(Path("configs/v2/32k.json").read_text())
@@ -562,9 +548,7 @@ def torchtune() -> None:
 
 @inputs
 def deepspeed() -> None:
-    """DeepSpeed's configuration of its example, with torch's AdamW in place of the one that nvcc
-    compiles.
-    """
+    """DeepSpeed's example configuration, with torch's AdamW for the one nvcc compiles."""
     config = json.loads(Path("ds_config_zero3.json").read_text())
     config["optimizer"]["params"]["torch_adam"] = True
     Path("torch_adam.json").write_text(json.dumps(config))

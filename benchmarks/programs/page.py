@@ -70,9 +70,7 @@ def page(runs: Sequence[Run], programs: Sequence[Program] = PROGRAMS) -> str:
 
 
 def _gallery(runs: Sequence[Run], programs: Sequence[Program]) -> str:
-    """Return the programs that run on simulated GPUs, with their commands, and the seconds of each
-    target.
-    """
+    """Return the programs that run on simulated GPUs, with commands and seconds per target."""
     lines = [
         "| program | seconds | on the CPU | torch | `torchdevice run` |",
         "|---|---|---|---|---|",
@@ -145,9 +143,7 @@ def _value(run: Run) -> str:
 
 
 def _note(program: Program, runs: Sequence[Run]) -> str:
-    """Return what is to be said of a program: its commit, what it was given, what it needs, why it
-    fails.
-    """
+    """Return a note on a program: commit, inputs, requirements, reason of failure."""
     source = f"[`{program.commit[:9]}`]({program.address})"
     text = f"- **{program.name}**, {source}. Given: {program.given}."
     if program.needs:

@@ -1,6 +1,4 @@
-"""What is known of a public program before it runs: where it is, how it is started, what it
-prints.
-"""
+"""Facts of a public program before it runs: its place, command and output."""
 
 from __future__ import annotations
 

@@ -146,9 +146,7 @@ def run(program: Program, target: str, interpreter: str, folder: Path, limit: fl
 
 @functools.cache
 def _facts(interpreter: str) -> tuple[str, str]:
-    """Return the release of torch of an interpreter, and the folder of the Python that its
-    environment is made of.
-    """
+    """Return an interpreter's torch release, and its environment's base Python's folder."""
     code = "import sys, torch; print(torch.__version__, sys.base_prefix)"
     version, base = subprocess.run(
         [interpreter, "-c", code], capture_output=True, text=True, check=True
@@ -167,8 +165,7 @@ def _digest(files: list[Path]) -> str:
 
 
 def _environment(program: Program, place: Path, programs: tuple[str, ...]) -> dict[str, str]:
-    """Return the variables of a run: nothing is downloaded, one thread, and caches in the run's own
-    folder.
+    """Return a run's variables: no downloads, one thread, caches in the run's own folder.
 
     Args:
         program: The program.
@@ -204,9 +201,7 @@ def _environment(program: Program, place: Path, programs: tuple[str, ...]) -> di
 def _process(
     words: list[str], cwd: Path, environment: Mapping[str, str], log: Path, limit: float
 ) -> tuple[str, float]:
-    """Run a command, and return its outcome and the processor time of it and of the processes that
-    it waited for.
-    """
+    """Run a command. Return its outcome, and the processor time with that of its children."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             words, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,

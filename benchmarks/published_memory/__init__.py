@@ -1,5 +1,4 @@
-"""Peaks of memory that others measured on GPUs and published, beside what a plan of the same
-program predicts.
+"""Published peaks of memory on GPUs, beside the predictions of a plan of the same program.
 
 ``python -m benchmarks.published_memory qwen --checkout FOLDER --write`` plans the rows of one
 source, each in a process of its own, and keeps what it found in ``results.json``.

@@ -27,9 +27,7 @@ def _one(row: Any, checkout: Path, answers: Any) -> None:
 
 
 def _planned_as(row: Any) -> str:
-    """Return a text that is the same for rows whose plans are: of one program on two GPUs with
-    equal workspaces.
-    """
+    """Return a text equal for rows with one plan: a program on two GPUs with equal workspaces."""
     return f"{row.work} {row.memory} {row.ranks} {size(row.capability)}"
 
 

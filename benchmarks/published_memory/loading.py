@@ -1,5 +1,4 @@
-"""Loading of BERT, for which accelerate's documentation gives the memory on CUDA beside its own
-estimate of 413.18 MB.
+"""Loading of BERT. accelerate documents the memory on CUDA, and its estimate of 413.18 MB.
 
 Source: https://github.com/huggingface/accelerate at commit 00e4d264,
 ``docs/source/usage_guides/model_size_estimator.md``. Its megabytes have 1024 * 1024 bytes.

@@ -1,5 +1,4 @@
-"""Fine-tuning of timm's ViTs on one RTX 4070 Ti SUPER with torchao's low-bit optimizers and its
-optimizer on the CPU.
+"""Fine-tuning timm's ViTs on an RTX 4070 Ti SUPER with torchao's low-bit and CPU optimizers.
 
 Source: https://github.com/pytorch/ao at commit 03cf0ade,
 ``torchao/prototype/low_bit_optim/README.md``. The steps are those of

@@ -1,5 +1,4 @@
-"""Fine-tuning of Qwen3.5 on one GPU and on several ranks, and a step of Qwen3-8B: figures of
-FakeGPU's documentation.
+"""Fine-tuning Qwen3.5 on one GPU and several ranks, a step of Qwen3-8B: FakeGPU's figures.
 
 Source: https://github.com/FanBB2333/FakeGPU at commit 7d5cf83c,
 ``docs/llm-sft-memory-estimation.md`` and

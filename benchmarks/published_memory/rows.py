@@ -47,9 +47,7 @@ class Row(NamedTuple):
 
 
 class _Measured(Peaks):
-    """Follows what ``torch.cuda.max_memory_allocated()`` would report: also the workspaces that
-    exist at the moment.
-    """
+    """Follows ``torch.cuda.max_memory_allocated()``, including the workspaces of the moment."""
 
     most = 0
 
@@ -71,9 +69,7 @@ class _Measured(Peaks):
 
 
 def planned(row: Row, checkout: Path) -> int | None:
-    """Return the peak of allocated memory of a row in bytes, with cuBLAS's workspaces; None if
-    memory runs out.
-    """
+    """Return a row's peak of allocated bytes with cuBLAS's workspaces; None if memory runs out."""
     if row.ranks is not None:
         os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(row.ranks)})
         os.environ.update({"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})

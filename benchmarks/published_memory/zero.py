@@ -1,5 +1,4 @@
-"""ZeroRedundancyOptimizer beside Adam on two ranks, by PyTorch's recipe, which publishes four peaks
-of rank 0 for each.
+"""ZeroRedundancyOptimizer and Adam on two ranks: PyTorch's recipe, with four peaks of rank 0 each.
 
 Source: https://github.com/pytorch/tutorials at commit 01c63024,
 ``recipes_source/zero_redundancy_optimizer.rst``: twenty linear layers, DDP, one step. The recipe

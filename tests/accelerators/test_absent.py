@@ -1,6 +1,4 @@
-"""Accelerators that a program is not written for are absent from it, as on a machine without
-them.
-"""
+"""Accelerators a program is not written for are absent, as on a machine without them."""
 
 from __future__ import annotations
 

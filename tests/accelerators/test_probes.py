@@ -1,6 +1,4 @@
-"""Libraries find the accelerator that the program is written for, in whichever order and way they
-probe.
-"""
+"""Libraries find the accelerator of the program in any order and way of probing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Programs written for Apple's MPS, on the CPU, on simulated devices and, with recorded calls, on
-CUDA.
-"""
+"""Programs for Apple's MPS, on CPU, simulated devices and, with recorded calls, on CUDA."""
 
 from __future__ import annotations
 
@@ -194,9 +192,7 @@ def test_functions_that_need_metal_raise(mps: torchdevice.Scope) -> None:
 
 
 def test_float64(mps: torchdevice.Scope, target: str) -> None:
-    """Programs for MPS expect no float64, and MPS's error; on a target that has float64 they get
-    it.
-    """
+    """Programs for MPS expect its error for float64; a target that has float64 provides it."""
     x = torch.ones(2, dtype=torch.float64)
     if target == MAC:
         with pytest.raises(TypeError, match="doesn't support float64"):
@@ -238,9 +234,7 @@ def test_the_command_and_the_environment(target: str, kind: str, tmp_path: Path)
     torch.cuda.is_available(), reason="this machine has a GPU, on which the tests above run"
 )
 class TestOnCuda:
-    """CUDA is made to look available, without a GPU. Calls of it are recorded and not carried
-    out.
-    """
+    """CUDA looks available without a GPU. Its calls are recorded and not carried out."""
 
     @pytest.fixture(autouse=True)
     def cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:

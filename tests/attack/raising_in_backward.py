@@ -1,5 +1,4 @@
-"""A program: raise every kind of error wherever the autograd engine calls Python, and print what
-comes out.
+"""Raises every kind of error wherever the autograd engine calls Python, and prints the result.
 
 ``python raising_in_backward.py DEVICE``: a line for each place and kind. The same lines are
 expected on every device.
@@ -136,9 +135,7 @@ def on_module(register: Callable[[torch.nn.Module, Raise], Any]) -> Callable[[Ra
 
 
 def accumulator(x: torch.Tensor) -> Any:
-    """The node that adds to the gradient of a leaf, on which DistributedDataParallel has its
-    hooks.
-    """
+    """The node that accumulates a leaf's gradient, where DistributedDataParallel has its hooks."""
     node = x.view_as(x).grad_fn
     assert node is not None
     return node.next_functions[0][0]

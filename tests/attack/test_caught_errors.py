@@ -1,6 +1,4 @@
-"""Tensors of a call that failed and was caught: they end with the program's last reference, as
-without a scope.
-"""
+"""Tensors of a failed, caught call end with the program's last reference, as without a scope."""
 
 from __future__ import annotations
 
@@ -73,9 +71,7 @@ FAILING: dict[str, Failing] = {
 
 
 def ended_at_once(failing: Failing) -> bool:
-    """Return whether a tensor of a frame through which an error went ends when the error has been
-    caught.
-    """
+    """Return whether a tensor of an error's frame ends once the error is caught."""
 
     def call() -> Any:
         x = torch.ones(1000, device="cuda")

@@ -1,6 +1,4 @@
-"""Errors that are raised while the autograd engine works leave it as they are, and never end the
-process.
-"""
+"""Errors raised while the autograd engine works are unchanged, and never end the process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Kernels in C++ are put in place at one moment, and threads that call operators for the first time
-change nothing.
-"""
+"""C++ kernels are put at one moment, and threads' first calls of operators change nothing."""
 
 from __future__ import annotations
 
@@ -118,9 +116,7 @@ print([str(mixed[i][0]) for i, each in enumerate(expected) if any(found[i] != ea
 @pytest.mark.usefixtures("native_kernels")
 @pytest.mark.parametrize("seed", range(20))
 def test_threads_call_each_operator_first_at_the_same_time(seed: int) -> None:
-    """While another thread enters and leaves scopes: no crash, and no answer of another
-    operator.
-    """
+    """While another thread enters and leaves scopes: no crash, and each operator's own answer."""
     ran = run_python("-c", f"{OPERATORS}\nseed = {seed}\n{THREADS}")
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert ran.stdout == "[]\n"

@@ -1,6 +1,4 @@
-"""CUDA graphs: a capture changes nothing that the program can see; a replay has the effects of the
-captured calls.
-"""
+"""CUDA graphs: a capture changes nothing visible; a replay has the captured calls' effects."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ def instance_norm(x: torch.Tensor) -> tuple[Callable[[], Any], list[torch.Tensor
 
 
 def undeclared(x: torch.Tensor) -> tuple[Callable[[], Any], list[torch.Tensor]]:
-    """An operator that writes to an argument without saying so in its schema, on memory next to
-    NaN.
-    """
+    """An operator that writes to an argument undeclared by its schema, in memory next to NaN."""
     memory = torch.full((3, 6), float("nan"), device="cuda")
     part = memory[:, 3]
     part.zero_()

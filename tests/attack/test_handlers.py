@@ -1,5 +1,4 @@
-"""Code of the program that Python runs at any time: handlers of signals, destructors and callbacks
-that use the device.
+"""Code Python runs at any time, using the device: signal handlers, destructors, callbacks.
 
 Each comes at one step of this package after the other, while a small network is trained. Afterwards
 what it saw and did is right, the training has the values that it has without it, and so have the
@@ -49,8 +48,7 @@ _UNINTERRUPTED = device_guard._lookups.__code__
 
 
 class At:
-    """Lets something come at one step of the package that is reached while this is active, and
-    counts the steps.
+    """Makes an event happen at one step of the package while active, and counts the steps.
 
     Args:
         at: The number of the step; -1 for none.
@@ -544,9 +542,7 @@ PER_DEVICE = 1 << 45
 
 
 class _Asking:
-    """Asks for memory in the middle of a change of the allocator: what limits the device is asked
-    where it grows.
-    """
+    """Requests memory amid a change of the allocator, in the query of a growing device's limit."""
 
     def __init__(self) -> None:
         self.device: Device | None = None
@@ -565,9 +561,7 @@ class _Asking:
 
 @pytest.mark.one_engine
 class TestMemoryInTheMiddleOfAChange:
-    """What a destructor gets and gives back while the allocator changes is counted when the change
-    has ended.
-    """
+    """A destructor's allocations amid a change of the allocator are counted after the change."""
 
     def made(self) -> tuple[Device, _Asking]:
         asking = _Asking()

@@ -46,8 +46,7 @@ Line = tuple[str, int, int]
 
 
 class Injector:
-    """Calls an action at one line that is reached while it is active, and counts the lines on the
-    way.
+    """Calls an action at one line reached while active, and counts the lines before it.
 
     Args:
         at: The number of the line, in the order in which lines are reached; -1 for none.
@@ -127,9 +126,7 @@ def state_of_thread() -> dict[str, Any]:
 
 
 def assert_inside_and_outside(make: Callable[[], torchdevice.Scope]) -> None:
-    """Enter and leave a scope. Check that everything works inside, and that no patch stays
-    outside.
-    """
+    """Enter and leave a scope. Check that all works inside, and that no patch remains outside."""
     with make() as scope:
         assert torch.cuda.is_available() and torch.cuda.device_count() == 1
         assert torch.ones(2, device="cuda").sum().item() == 2
@@ -220,9 +217,7 @@ def test_another_scope_at_any_line(
 def test_a_scope_that_is_entered_at_any_line_and_stays(
     target: str, engine: str, sweep: tuple[bool, int]
 ) -> None:
-    """A scope stays active that is entered half way through another entry or exit, as by a signal
-    handler.
-    """
+    """A scope stays active if entered half way through another entry or exit, as by a signal."""
     make = makers(target, engine)
     before = state_of_thread()
     for number in chosen_lines(lines_of(cycle, make), sweep, 40):
@@ -241,9 +236,7 @@ def test_a_scope_that_is_entered_at_any_line_and_stays(
 
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_abandoned_generators_are_collected_at_any_time(chosen: str, engine: str) -> None:
-    """A decorated generator in a reference cycle leaves its scope when it is collected, inside
-    other scopes too.
-    """
+    """A decorated generator in a cycle leaves its scope on collection, inside other scopes too."""
 
     def abandon() -> None:
         @torchdevice.portable(engine=engine)
@@ -276,9 +269,7 @@ def test_abandoned_generators_are_collected_at_any_time(chosen: str, engine: str
     not hasattr(signal, "setitimer"), reason="there are no interval timers on Windows"
 )
 def test_timed_interrupts(chosen: str) -> None:
-    """Interrupts by a timer come at random times during calls of a small decorated function, as
-    ``Ctrl-C`` would.
-    """
+    """Timer interrupts at random times in calls of a decorated function, like ``Ctrl-C``."""
     assert threading.current_thread() is threading.main_thread()
     step = torchdevice.portable(lambda: torch.ones(2, device="cuda").sum().item())
     step()
@@ -328,9 +319,7 @@ def test_a_signal_handler_that_uses_a_scope(chosen: str) -> None:
 @pytest.mark.parametrize("file", [torch.overrides.__file__, contextlib.__file__])
 @pytest.mark.parametrize("kept", [False, True], ids=["error dropped", "error kept"])
 def test_an_interrupt_in_torchs_own_block(kept: bool, file: str, chosen: str) -> None:
-    """Torch may lose the mode then. The next entry finds it on the stack, also while the error's
-    frames are kept.
-    """
+    """Torch may then lose the mode. The next entry finds it stacked, even if frames are kept."""
 
     def call() -> None:
         torch.nn.functional.softmax(torch.ones(2, device="cuda"), dim=0)
@@ -371,9 +360,7 @@ def test_an_interrupt_in_torchs_own_block(kept: bool, file: str, chosen: str) ->
 
 
 def lose(above: Any) -> None:
-    """Take the mode below another one off, in a function that has ended when the mode is looked
-    for.
-    """
+    """Remove the mode below another, in a function that has ended when the mode is sought."""
     for _ in range(2):
         torch._C._pop_torch_function_stack()
     torch._C._push_on_torch_function_stack(above)

@@ -1,5 +1,4 @@
-"""Kernels of this package are called by the dispatcher, which leaves out each argument that equals
-its default.
+"""The dispatcher calls this package's kernels without arguments that equal their defaults.
 
 The default is the schema's. A kernel with other defaults, or one that calls a function of torch
 with other defaults, computes something else. Each operator is therefore called with each optional
@@ -119,9 +118,7 @@ _recorded: dict[str, list[Call]] = defaultdict(list)
 
 @functools.cache
 def recorder() -> list[torch.library.Library]:
-    """Register kernels that record calls, once in a process: kernels of a running process are not
-    taken out.
-    """
+    """Register recording kernels once per process: kernels are never taken out."""
     fallback, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     if not torch._C._dispatch_has_backend_fallback(getattr(torch._C.DispatchKey, KEY)):
         fallback.fallback(torch.library.fallthrough_kernel, KEY)
@@ -259,9 +256,7 @@ def calls(name: str) -> list[Call]:
 
 
 def variants(name: str, call: Call) -> Iterator[Call]:
-    """Yield a call with no optional argument that may be left out, and with each of them in
-    turn.
-    """
+    """Yield a call without optional arguments, and with each of them in turn."""
     schema = overload_of(name)._schema.arguments
     optional = [
         argument
@@ -324,9 +319,7 @@ def called(op: Any, call: Call) -> Found:
 
 
 def on_the_cpu(name: str, call: Call, autocast: bool) -> Found:
-    """Return what the CPU gives, for arguments in the dtypes to which CUDA's autocast casts
-    them.
-    """
+    """Return the CPU's results in the dtypes to which CUDA's autocast casts the arguments."""
     op, call = overload_of(name), copied(call)
     policy = autocast_lists.policies().get(name.removesuffix(".deprecated"))
     if autocast and policy == autocast_lists._LOWER:
@@ -374,9 +367,7 @@ def a_gpu(**options: Any) -> Iterator[torchdevice.Scope]:
 
 @contextlib.contextmanager
 def a_mac() -> Iterator[torchdevice.Scope]:
-    """A program written for CUDA on a simulated Mac: with guards, and kernels for what MPS
-    lacks.
-    """
+    """A CUDA program on a simulated Mac: with guards, and kernels for operators MPS lacks."""
     with torchdevice.simulate("mps", written_for="mps"), torchdevice.portable("mps") as scope:
         yield scope
 

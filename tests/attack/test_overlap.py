@@ -21,9 +21,7 @@ Make = Callable[[str], torch.Tensor]
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """Return the results of a call as nested lists, or its error's type and text without the name
-    of a device.
-    """
+    """Return a call's results as nested lists, or its error's type and text without a device."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of an ``out`` that it resizes
         try:
@@ -47,9 +45,7 @@ def values(result: Any) -> Any:
 def on_both(
     program: Callable[[torch.Tensor], Any], dtype: torch.dtype = torch.float32
 ) -> list[Any]:
-    """Run a program on the CPU and on the simulated device. Return its outcome and the memory
-    afterwards for each.
-    """
+    """Run a program on CPU and simulated device. Return outcome and memory afterwards of each."""
     found = []
     for device in ("cpu", "cuda"):
         with torchdevice.simulate():
@@ -156,8 +152,7 @@ STEPS = st.lists(
 
 
 def run(steps: Any, device: str, stop: int) -> Iterator[Any]:
-    """Run a program and yield the outcome of each step. It ends at a result that needs more memory
-    than there is.
+    """Run a program and yield each step's outcome, up to a result that memory is too small for.
 
     The CPU would then grow the memory under all tensors that share it; memory of the simulated
     device cannot grow.

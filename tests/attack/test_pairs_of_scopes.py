@@ -1,6 +1,4 @@
-"""A thread computes in a scope while another enters and leaves scopes of any kind: no crash, and no
-other answer.
-"""
+"""A thread computes in a scope while another changes scopes: no crash, and the same answers."""
 
 from __future__ import annotations
 

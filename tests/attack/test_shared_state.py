@@ -35,9 +35,7 @@ def owner_of(name: str) -> tuple[Any, str]:
 
 
 class TestMonkeypatching:
-    """A supplied name can be set, deleted and restored as a plain attribute; changes end with the
-    scope.
-    """
+    """A supplied name can be set, deleted, restored like an attribute, until the scope ends."""
 
     @pytest.mark.parametrize("way", ["monkeypatch", "mock", "by hand", "delete"])
     def test_every_supplied_name(self, chosen: str, way: str) -> None:
@@ -191,9 +189,7 @@ class TestThreads:
             torchdevice.disable()
 
     def test_random_histories_with_threads(self, chosen: str, sweep: tuple[bool, int]) -> None:
-        """Threads that enter, nest, start each other, run tasks and fail, at random; the seed is in
-        the message.
-        """
+        """Threads enter, nest, start others, run tasks, fail at random; messages show the seed."""
         import random
 
         complete, seed = sweep

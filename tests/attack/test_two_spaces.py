@@ -64,8 +64,7 @@ class Held:
 
 
 class Writer:
-    """Writes a random program, and keeps the values that its variables have with two separate
-    spaces.
+    """Writes a random program, and keeps its variables' values with two separate spaces.
 
     Args:
         seed: The seed of all choices.
@@ -423,9 +422,7 @@ class Writer:
 
 
 def run(writer: Writer) -> dict[str, Any]:
-    """Run a program in the active scope, check every variable after every line, and return the
-    variables.
-    """
+    """Run a program in the active scope, check all variables after every line; return them."""
     names: dict[str, Any] = {"torch": torch, "np": np, "nn": nn, "copy": copy}
     for number, (line, expected) in enumerate(zip(writer.lines, writer.expected, strict=True)):
         with torch.no_grad():
@@ -440,9 +437,7 @@ def run(writer: Writer) -> dict[str, Any]:
 
 
 def aliases(names: dict[str, Any], writer: Writer) -> None:
-    """Check that variables share memory as in the reference; after a move that may have copied,
-    they need not.
-    """
+    """Check that variables share memory as in the reference, unless a move may have copied."""
     program = "\n".join(writer.lines)
     tensors = {
         name: held for name, held in writer.held.items() if isinstance(held.value, torch.Tensor)
@@ -494,9 +489,7 @@ def _on_one_space(line: str) -> str:
 
 
 def test_programs_fail_on_a_single_space() -> None:
-    """With all spellings replaced by the CPU's, half of the programs fail, so they do detect a
-    single space.
-    """
+    """Spelled for one space, the CPU's, half of the programs fail: they do detect it."""
     caught = 0
     for seed in range(20):
         writer = Writer(seed, exact=True).program(LINES)

@@ -327,9 +327,7 @@ def complaints(root: str, path: str, value: Any) -> Iterator[str]:
 
 
 def members(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the public attributes of an object and what its methods without arguments return or
-    raise.
-    """
+    """Yield an object's public attributes, and the results or errors of plain methods."""
     if isinstance(value, (list, tuple)):
         yield from ((f"[{index}]", each) for index, each in enumerate(value))
     elif isinstance(value, dict):

@@ -1,6 +1,4 @@
-"""``torchdevice check``: what each rule finds, and what it must not find, in sources that are never
-run.
-"""
+"""``torchdevice check``: true and false findings of each rule, in sources that never run."""
 
 from __future__ import annotations
 
@@ -35,8 +33,7 @@ def findings(code: str, target: str = "cpu", rules: set[str] | None = None) -> l
 
 
 class Case(NamedTuple):
-    """A source, and what a rule finds in it: a verdict for each line that is marked with one in a
-    comment.
+    """A source, and a rule's findings: a verdict for each line marked with one in a comment.
 
     Attributes:
         kernels: Operator -> whether MPS has a kernel for it. Elsewhere another release of torch

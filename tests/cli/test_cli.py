@@ -156,9 +156,7 @@ class TestRun:
         )
 
     def test_variables_that_contradict_a_flag_are_left_out(self, tmp_path: Path) -> None:
-        """A variable is meant for the whole process. Where it contradicts a flag, the flag counts
-        alone.
-        """
+        """A variable is for the whole process. If it contradicts a flag, only the flag counts."""
         program = "import os; print(os.environ.get('TORCHDEVICE_IDENTITY'))"
         result = run_program(
             tmp_path, program, options=["--target", "cpu"], TORCHDEVICE_IDENTITY="program"
@@ -283,9 +281,7 @@ class TestActivation:
     def test_torch_is_imported_without_the_package(
         self, how: str, asked: bool, tmp_path: Path
     ) -> None:
-        """The metadata, which names what torch calls, stays where somebody deletes the folder of
-        the package.
-        """
+        """The metadata, with the function torch calls, outlives a deleted package folder."""
         (tmp_path / "torchdevice").mkdir()
         (tmp_path / "torchdevice" / "__init__.py").write_text("this is no Python\n")
         away = (
@@ -337,9 +333,7 @@ class TestActivationInThisProcess:
             assert torchdevice.current() is scope and len(thread_state.state.entries) == 1
 
     def test_backends_that_torch_would_load_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One of them may be the target. An error is torch's to raise, which loads them all
-        itself.
-        """
+        """One may be the target. Errors are torch's to raise, which loads them all itself."""
         loaded: list[str] = []
 
         def backend(name: str, call: Callable[[], Any]) -> types.SimpleNamespace:

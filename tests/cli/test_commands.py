@@ -276,9 +276,7 @@ class TestRun:
 
     @pytest.mark.skipif(os.name == "nt", reason="Windows has no shell of this kind")
     def test_other_commands_lead_their_programs(self, tmp_path: Path) -> None:
-        """They are started as they are, Python programs in them follow, and their status is the
-        status.
-        """
+        """They start unchanged, Python programs in them follow, and their status is returned."""
         (tmp_path / "program.py").write_text(MOVES)
         script = f"{sys.executable} program.py x && exit 7"
         words = ["--quiet", "--target", "cpu", "--report=r.json", "sh", "-c", script]
@@ -325,9 +323,7 @@ class TestRun:
 
 @pytest.mark.parametrize("system", ["posix", "nt"])
 def test_flags_of_python_start_another_one(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes the place of this one. Windows cannot do that: this one waits for it, and its status
-    is the status.
-    """
+    """It replaces this one. On Windows, this one waits for it and returns its status."""
     started: list[list[str]] = []
 
     def execv(path: str, words: list[str]) -> None:
@@ -350,9 +346,7 @@ def test_flags_of_python_start_another_one(system: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("safe", [False, True])
 def test_the_first_folder_of_the_path(safe: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the program takes the place of the command's. Python itself adds none where it has to
-    be safe.
-    """
+    """The program's replaces the command's. Python adds none in its safe mode."""
     expected = [
         (programs.Program(["a.py"], path="/x/a.py", source=b""), os.path.realpath("/x")),
         (programs.Program(["-c"], source=""), ""),
@@ -505,9 +499,7 @@ class TestDoctor:
         )
 
     def test_it_takes_about_as_long_as_importing_torch(self) -> None:
-        """Measured by processor time, which does not depend on what else runs; the examinations are
-        a small part.
-        """
+        """By processor time, which is independent of other work; examinations are a small part."""
         program = """if True:
             import time
             start = time.process_time()
@@ -583,9 +575,7 @@ class TestExaminations:
     def test_packages_that_are_not_in_the_way(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """One of torch's build, one that does not say its build, and modules that some code has put
-        there.
-        """
+        """One of torch's build, one of unknown build, and modules that code has put there."""
         monkeypatch.setattr(torch.version, "cuda", "99.9")
         for name, text in {
             "torchvision": "__version__ = '1+cu999'\ncuda = '99.9'\n",
@@ -700,9 +690,7 @@ class TestExaminations:
         assert diagnostics._activation()[0].status == "warning"
 
     def test_products_are_measured_in_one_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Several threads wait for each other where other programs run, in some dtypes and not in
-        others.
-        """
+        """Several threads wait for each other on a busy machine, in some dtypes only."""
         seen: list[int] = []
 
         def repeat(statement: Callable[[], Any], number: int, repeat: int) -> list[float]:

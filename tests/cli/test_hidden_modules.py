@@ -1,6 +1,4 @@
-"""Files beside a program with the names of standard modules: ``torchdevice run`` starts it as
-Python does.
-"""
+"""Files named like standard modules beside a program: ``torchdevice run`` acts as Python."""
 
 from __future__ import annotations
 
@@ -35,8 +33,7 @@ def written(folder: Path, names: list[str], device: str) -> Path:
 
 @pytest.fixture(scope="module")
 def unused_by_torch() -> list[str]:
-    """Return the standard modules that torch does without: a program beside files of these names
-    runs under Python.
+    """Return standard modules that torch does without: programs beside such files run in Python.
 
     Those that ``python -m`` imports itself are left out too.
     """

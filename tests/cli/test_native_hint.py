@@ -18,9 +18,7 @@ pytestmark = pytest.mark.one_engine
 
 @pytest.fixture
 def hints(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what runs a program of so many small additions and says which hints it got, without
-    native kernels.
-    """
+    """Return a runner of programs with so many small additions that returns the hints shown."""
     monkeypatch.setattr(building, "is_built", lambda: False)
     monkeypatch.setattr(native_hint, "claim", lambda text: True)
 

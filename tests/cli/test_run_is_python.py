@@ -1,6 +1,4 @@
-"""``torchdevice run`` is ``python``: a program that runs under both behaves alike, from its first
-line to shutdown.
-"""
+"""``torchdevice run`` is ``python``: programs behave alike, from first line to shutdown."""
 
 from __future__ import annotations
 
@@ -76,9 +74,7 @@ pytestmark = [pytest.mark.sampled(6, of="what a program sees"), pytest.mark.one_
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder with the probe as script, module, package, folder, archive and bytecode, and
-    return it.
-    """
+    """Make and return a folder with the probe as script, module, package, archive and others."""
     root = tmp_path_factory.mktemp("programs")
     for folder in ("", "package", "folder", "links"):
         (root / folder).mkdir(exist_ok=True)
@@ -104,9 +100,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def interrupts_are_heard() -> Iterator[None]:
-    """Let programs receive SIGINT, which children ignore if a shell runs the tests in the
-    background.
-    """
+    """Let programs receive SIGINT, ignored by children if a shell tests in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -119,9 +113,7 @@ def outcomes(
     launcher: tuple[str, ...] = (str(TESTS / "support" / "console_script.py"),),
     **env: str,
 ) -> Iterator[tuple[int, str, str]]:
-    """Run a program under Python, then under the installed command. Yield exit status, stdout and
-    stderr of each.
-    """
+    """Run a program in Python and in the command. Yield status, stdout and stderr of each."""
     environment = {"TORCHDEVICE_LOG": "ERROR", "PYTHONDONTWRITEBYTECODE": "1", **env}
     for command in ([], [*launcher, "run", "--target", "cpu"]):
         result = run_fresh_python(*flags, *command, *program, cwd=folder, **environment)

@@ -1,6 +1,4 @@
-"""The tests of one's own device: that they pass, their page, and their experiments on a simulated
-Mac.
-"""
+"""The tests of one's own device: they pass, have a page, and run on a simulated Mac."""
 
 from __future__ import annotations
 

@@ -369,9 +369,7 @@ def making_a_generator(x: torch.Tensor, generator: torch.Generator) -> torch.Ten
     "function", [with_a_generator, making_a_generator], ids=lambda f: f.__name__
 )
 def test_generators(cuda: torchdevice.Scope, kind: str, function: Any) -> None:
-    """Torch breaks the graph where a generator draws and runs the call in Python, in a scope as
-    well.
-    """
+    """Torch breaks the graph where a generator draws and runs the call, also in a scope."""
     x, generator = torch.ones(3), torch.Generator("cuda")
     expected = function(x, generator.manual_seed(3))
     actual = torch.compile(function, backend="eager")(x, generator.manual_seed(3))
@@ -407,9 +405,7 @@ class TestCompiledCodeIsShared:
         assert counter.frame_count == 1
 
     def test_operators_seen_in_between_cause_no_recompilation(self, target: str) -> None:
-        """Operators that a scope sees for the first time are added to a table, and no guard depends
-        on the table.
-        """
+        """Operators that a scope first sees are added to a table that no guard depends on."""
         counter = CompileCounter()
         compiled = torch.compile(
             lambda x: x.cuda().atan().erfinv() + 1, backend=counter, fullgraph=True
@@ -727,8 +723,7 @@ SPELLINGS: list[Callable[[torch.Tensor], torch.Tensor]] = [
 def test_operators_of_torchs_database_make_whole_graphs(
     target: str, sweep: tuple[bool, int], capsys: Any
 ) -> None:
-    """Compile a move and an operator to one graph, for each operator of which plain torch makes one
-    graph.
+    """Compile move and operator in one graph, for each operator that plain torch can.
 
     A sample ends after 12 operators.
     """

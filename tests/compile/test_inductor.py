@@ -1,6 +1,4 @@
-"""Ways to TorchInductor, and what its graphs may have, compared with the CPU's own compiled
-code.
-"""
+"""Ways to TorchInductor and contents of its graphs, compared with the CPU's compiled code."""
 
 from __future__ import annotations
 
@@ -273,9 +271,7 @@ def test_compilers_that_are_first_imported_in_a_scope(
 
 
 def test_inductor_is_given_the_class_that_makes_code(tmp_path: Any) -> None:
-    """Torch asks for it by ``issubclass``, of every input of a graph on a GPU in 2.15; the CPU has
-    a function.
-    """
+    """Torch asks ``issubclass``, for GPU inputs of graphs in 2.15; the CPU has a function."""
     program = """
         import torch
         from torch._inductor import ir

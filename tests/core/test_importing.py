@@ -1,6 +1,4 @@
-"""Modules that a program imports in a scope: when their patches are put in, and what is left of
-it.
-"""
+"""Modules imported in a scope: when their patches are installed, and what remains."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Patches by themselves, on modules and classes that the tests make: what is in place, what is put
-back, and when.
-"""
+"""Patches alone, on the tests' modules and classes: installed and restored states and times."""
 
 from __future__ import annotations
 
@@ -482,9 +480,7 @@ class TestInstallation:
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
     @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
     def test_a_forked_child_does_not_wait_for_a_thread_that_it_lacks(self) -> None:
-        """Another thread is installing when the process forks. In the child nobody releases the
-        lock that it held.
-        """
+        """Another thread installs at the fork. In the child, nobody releases its lock."""
         # No locks, which a fork might find held.
         (begun, says_begun), (go_on, says_go_on) = os.pipe(), os.pipe()
 

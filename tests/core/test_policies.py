@@ -1,6 +1,4 @@
-"""Device properties and the option that sets them, flags of CUDA's libraries, attention by enabled
-backends.
-"""
+"""Device properties and their option, flags of CUDA's libraries, enabled attention backends."""
 
 from __future__ import annotations
 

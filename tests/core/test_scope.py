@@ -1,6 +1,4 @@
-"""Each way to enter a scope with each kind of use: {with, decorator, enable} x {nested, re-used,
-exception, ...}.
-"""
+"""Ways to enter a scope times kinds of use: {with, decorator, enable} x {nested, ...}."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ WAYS = ("with", "decorator", "enable")
 def entered(
     way: str, scope: torchdevice.Scope | None = None, **options: Any
 ) -> Iterator[torchdevice.Scope]:
-    """Activate a scope by one of the three ways; for ``decorator``, by the scope's context
-    manager.
-    """
+    """Activate a scope in one of three ways; ``decorator`` uses its context manager."""
     if way == "enable":
         try:
             yield torchdevice.enable(**options)
@@ -386,9 +382,7 @@ class TestEnable:
         torchdevice.disable()
 
     def test_what_activates_a_whole_run_stays(self) -> None:
-        """A program in ``torchdevice run`` that enables a scope and disables it is back in the
-        run's.
-        """
+        """A program in ``torchdevice run`` that enables and disables a scope is in the run's."""
         run = activation.enable_chosen(options.chosen({}), propagate=False)
         torchdevice.enable(devices=2)
         torchdevice.disable()
@@ -604,9 +598,7 @@ class TestThreads:
 
 
 class TestInterruptedThreadState:
-    """An interrupt, or a signal handler, at a line where tests cannot place a real one while lines
-    are counted.
-    """
+    """An interrupt or handler at lines where tests that count lines cannot place a real one."""
 
     @pytest.mark.parametrize("late", [False, True])
     def test_leaving_goes_on_after_an_interrupt(
@@ -674,9 +666,7 @@ class TestInterruptedThreadState:
     def test_the_stack_is_looked_at_again_where_it_became_shorter(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A garbage collection, up to Python 3.11, leaves dropped statements between the length and
-        the modes.
-        """
+        """Up to Python 3.11, a collection leaves with statements between length and modes."""
 
         class Mode(TorchFunctionMode):
             pass
@@ -806,9 +796,7 @@ class TestUndo:
             torch.cuda.is_bf16_supported = original
 
     def test_no_answer_of_a_scope_is_remembered(self, tmp_path: Path) -> None:
-        """In a process of its own, where torch has not asked before: Triton, bfloat16, the number
-        of devices.
-        """
+        """In a process of its own, before torch asks: Triton, bfloat16, number of devices."""
         program = """
             import torch, torchdevice
             from torch.utils import _triton
@@ -875,9 +863,7 @@ def without_a_device(family: str) -> str:
 
 @pytest.mark.parametrize("family", ["cuda", "xpu"])
 def test_a_call_without_the_mode_leaves_no_note_in_torch(family: Any, target: str) -> None:
-    """In C++ torch takes an accelerator for initialised, for good, when ``torch.cuda._lazy_init``
-    has returned.
-    """
+    """torch's C++ marks an accelerator as initialised for good after ``_lazy_init`` returned."""
     before = without_a_device(family)
     with torchdevice.portable(target, written_for=family), torch._C.DisableTorchFunction():
         assert without_a_device(family) != ""

@@ -1,6 +1,4 @@
-"""``torch.cuda.comm`` between simulated devices: where chunks and copies are, and what CUDA
-refuses, in its words.
-"""
+"""``torch.cuda.comm`` on simulated devices: places of chunks and copies, CUDA's refusals."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A replay gives the values of the calls that it repeats, also where no kernel of the CPU's own
-writes to ``out``.
-"""
+"""A replay repeats its calls' values, also where no CPU kernel writes to ``out``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""CUDA graphs: warm up, capture, copy inputs in place, replay. Results equal those of the program
-without a graph.
-"""
+"""CUDA graphs: warm up, capture, refill inputs, replay; results equal the plain program's."""
 
 from __future__ import annotations
 
@@ -239,9 +237,7 @@ def test_a_capture_that_is_not_ended_ends_with_the_scope(chosen: str) -> None:
     ids=["item", "bool", "mask", "unique", "to_sparse", "print"],
 )
 def test_what_waits_for_the_device_cannot_be_captured(waits: Any) -> None:
-    """CUDA's error is raised on a simulated device; on a CPU target such a call cannot be told from
-    others.
-    """
+    """A simulated device raises CUDA's error; on a CPU target the call looks like any other."""
     with torchdevice.simulate():
         x = torch.ones(3, device="cuda")
         graph = torch.cuda.CUDAGraph()
@@ -301,9 +297,7 @@ def test_a_nested_tensor_in_a_graph() -> None:
 @pytest.mark.usefixtures("no_collections")
 @ALONE
 def test_emptying_the_cache_in_a_capture() -> None:
-    """CUDA refuses it where there is memory to return, but for the mode that lets a program do what
-    may be unsafe.
-    """
+    """CUDA refuses it if there is memory to return, except in the mode for unsafe calls."""
     with torchdevice.simulate(memory="1GiB"):
         with pytest.warns(UserWarning, match="empty"), torch.cuda.graph(torch.cuda.CUDAGraph()):
             torch.cuda.empty_cache()
@@ -376,9 +370,7 @@ def test_what_does_not_wait_can_be_captured(name: str) -> None:
 def test_annotations_are_off_although_cudas_bindings_are_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """CUDA builds of torch bring the bindings' package along; what would be annotated is the work
-    of a driver.
-    """
+    """CUDA builds of torch contain the bindings; annotating would be the work of a driver."""
     pytest.importorskip("torch.cuda._graph_annotations", reason="torch annotates graphs since 2.12")
     annotations = torch.cuda._graph_annotations
     monkeypatch.setattr(annotations, "_HAS_CUDA_BINDINGS", True)
@@ -423,9 +415,7 @@ def test_a_replay_draws_from_the_states_of_the_capture() -> None:
 
 
 def drawn(seed: int, x: torch.Tensor) -> list[torch.Tensor]:
-    """Return the results of a random program, some of which it overwrites: floats, integers, views
-    and lists.
-    """
+    """Return a random program's results, some overwritten: floats, integers, views and lists."""
     draw = random.Random(seed)
     held = [x, x * 0.5, x.long()]
     for _ in range(25):
@@ -491,9 +481,7 @@ def test_a_replay_of_products_calls_no_kernel_that_allocates(
 
 @pytest.mark.parametrize("native", ["never", "auto"])
 def test_storages_that_are_resized_in_a_capture(native: str) -> None:
-    """As FSDP does, which frees its parameters' memory. A graph goes on to use the memory that it
-    was captured with.
-    """
+    """As FSDP frees its parameters' memory. A graph goes on using the captured memory."""
     with torchdevice.simulate("cuda", native=native):
         for begins_empty in (False, True):
             x, y = torch.arange(5000.0, device="cuda"), torch.zeros(5000, device="cuda")

@@ -1,6 +1,4 @@
-"""Memory statistics, snapshots and the history of allocations, read by torch's own
-``_memory_viz``.
-"""
+"""Memory statistics, snapshots and the history, read by torch's own ``_memory_viz``."""
 
 from __future__ import annotations
 
@@ -624,9 +622,7 @@ def _block(tensor: torch.Tensor) -> int:
 
 @pytest.mark.usefixtures("no_collections")
 def test_the_peak_of_a_training_step_is_the_sum_of_its_tensors() -> None:
-    """By hand: what autograd keeps after the forward pass; weights, gradients, two states and a
-    temporary of AdamW.
-    """
+    """By hand: tensors kept by autograd; AdamW's weights, gradients, states and temporary."""
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
         vocab_size=320,

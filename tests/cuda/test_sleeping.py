@@ -1,5 +1,4 @@
-"""``torch.cuda._sleep`` on a simulated device: which streams and events are done, and who waits
-until when.
+"""``torch.cuda._sleep`` on a simulated device: finished streams and events, and who waits.
 
 The clock of these tests moves only when somebody sleeps.
 """

@@ -1,6 +1,4 @@
-"""Streams and events, by ``torch.cuda``, by the generic classes and by ``torch.accelerator``, with
-CUDA's errors.
-"""
+"""Streams and events of ``torch.cuda``, generic classes, ``torch.accelerator``: CUDA's errors."""
 
 from __future__ import annotations
 
@@ -97,9 +95,7 @@ class TestStreams:
 
     @pytest.mark.usefixtures("no_collections")
     def test_record_stream_by_both_forms(self, two: torchdevice.Scope, kind: str) -> None:
-        """A simulated device defers the reuse of memory; the CPU has nothing to defer, which is
-        reported.
-        """
+        """A simulated device defers reuse of memory; the CPU has none to defer, and reports it."""
         stream = torch.cuda.Stream()
         for record in (lambda x: x.record_stream(stream), lambda x: x.record_stream(s=stream)):
             x = torch.zeros(1000, device="cuda")
@@ -299,9 +295,7 @@ class _Doubled(torch.autograd.Function):
 
 @pytest.fixture(params=[True, False], ids=["its device is told", "it is not"])
 def custom_nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Custom functions whose nodes tell the device of their gradients, and those of torch before
-    2.13.
-    """
+    """Custom functions whose nodes know their gradients' device, and those before torch 2.13."""
 
     def metadata_of(node: Any) -> Any:
         if isinstance(node, torch.autograd.function.BackwardCFunction):

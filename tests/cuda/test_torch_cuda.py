@@ -162,9 +162,7 @@ class TestDevices:
     def test_a_target_that_torch_counts_as_an_accelerator_is_torchs(
         self, distinct: torchdevice.Scope
     ) -> None:
-        """Torch's own functions answer there. Here they know no such device, and say so as without
-        a scope.
-        """
+        """Torch's functions answer; here they know no such device, and raise as without a scope."""
         calls: list[Callable[[], Any]] = [lambda: torch.accelerator.synchronize("cpu")]
         if hasattr(torch.accelerator, "Graph"):
             calls.append(torch.accelerator.Graph)

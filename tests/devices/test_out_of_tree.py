@@ -1,5 +1,4 @@
-"""The runtime of PrivateUse1 backends, on a backend of the tests that follows the conventions of
-public ones.
+"""The runtime of PrivateUse1 backends, on a test backend with public ones' conventions.
 
 torch has room for one such backend in a process, and the simulated device takes it. So what is
 tested here runs in processes of their own, where ``import torch`` loads ``out_of_tree/npu_like``

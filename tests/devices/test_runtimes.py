@@ -1,5 +1,4 @@
-"""The runtimes of devices that this machine lacks: their calls are recorded and checked against
-torch's signatures.
+"""Runtimes of devices missing here: calls are recorded and checked against torch's signatures.
 
 Real runs need an Apple GPU (MPS), an Intel GPU (XPU) or a PrivateUse1 backend. The tests of device
 arguments run on the meta device of ``conftest``, which any machine has.
@@ -183,9 +182,7 @@ def test_mps_calls_fit_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class TestMpsOnTheSimulatedMac:
-    """The runtime for MPS in a process that looks like a Mac: ``torch.mps`` answers for a simulated
-    device.
-    """
+    """MPS's runtime in a process like a Mac's: ``torch.mps`` answers for a simulated device."""
 
     @pytest.fixture
     def runtime(self) -> Iterator[MpsRuntime]:
@@ -385,9 +382,7 @@ class _Named(MetaRuntime):
 
 @pytest.mark.usefixtures("no_collections")
 def test_cpu_peak_without_the_systems_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the high-water mark cannot be reset (macOS, some containers), the largest figure seen
-    is the peak.
-    """
+    """If the mark cannot be reset (macOS, some containers), the peak is the largest seen."""
     monkeypatch.setattr(cpu_memory, "reset_high_water_mark", lambda: False)
     in_use = iter([100, 100, 100, 700, 300, 300, 300])
     monkeypatch.setattr(cpu_memory, "heap_in_use", lambda: next(in_use))
@@ -406,9 +401,7 @@ def lacking(path: str, *mode: str) -> Any:
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("proc", [lacking, lambda path, *mode: io.StringIO("VmRSS:\t5 kB\n")])
 def test_cpu_memory_on_systems_that_say_less(proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no high-water mark in /proc, and a psutil that knows no heap, the figures are of the
-    resident set.
-    """
+    """Without a mark in /proc, or heap figures of psutil, the resident set is reported."""
     monkeypatch.setattr(cpu_memory, "open", proc, raising=False)
     for name in ("heap_info", "heap_trim"):
         monkeypatch.delattr(psutil, name, raising=False)

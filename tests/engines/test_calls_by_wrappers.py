@@ -300,9 +300,7 @@ class TestWhoseCallsTheyAre:
     """A wrapper asks at each call what the thread's scope is."""
 
     def test_threads(self) -> None:
-        """A thread that is in no scope gets torch's errors, and each thread its own scope's
-        devices.
-        """
+        """A thread without a scope gets torch's errors, others their own scopes' devices."""
         seen: dict[str, Any] = {}
         entered, done = threading.Event(), threading.Event()
 

@@ -217,9 +217,7 @@ def test_every_overload_of_kaiser_windows_on_the_simulated_device(
 
 
 def test_every_device_constructor_of_torch_is_covered() -> None:
-    """Each function of torch's own list of device constructors is in the table above or has a test
-    of its own.
-    """
+    """Each function of torch's list of constructors is in the table or has its own test."""
     from torch.utils._device import _device_constructors
 
     def name(function: Any) -> str:

@@ -1,6 +1,4 @@
-"""Dtypes in which CUDA has a kernel and the CPU has none, as torch's own database of operators
-knows them.
-"""
+"""Dtypes in which CUDA has a kernel and the CPU none, by torch's database of operators."""
 
 from __future__ import annotations
 
@@ -106,9 +104,7 @@ def lacks_nothing(op: Any, dtype: torch.dtype) -> bool:
 
 
 def is_left_alone(target: str, op: Any, dtype: torch.dtype) -> bool:
-    """Whether ``engine="wrap"`` leaves the function alone: on a CPU target, short ones that lack
-    only complex32.
-    """
+    """Whether ``engine="wrap"`` skips it: on CPU, short functions lacking only complex32."""
     asked = op.name.startswith("fft.") or op.name.rpartition(".")[2] in dtype_gaps.ASKED_LAST
     return (
         target == "cpu"
@@ -275,9 +271,7 @@ class TestForms:
     def test_the_dtype_of_a_fourier_transform_is_cudas(
         self, cuda: torchdevice.Scope, name: str, dtype: torch.dtype
     ) -> None:
-        """torch's meta device has the dtypes of CUDA. Until torch 2.14 it refuses bfloat16, as CUDA
-        does.
-        """
+        """torch's meta device has CUDA's dtypes. Up to 2.14 it refuses bfloat16, as CUDA does."""
         function = getattr(torch.fft, name)
         with plain_torch():
             x = torch.ones(4, dtype=dtype, device="meta")

@@ -1,5 +1,4 @@
-"""The engine that wraps entry points: what it wraps, what it leaves alone, and that all of it is
-undone.
+"""The engine that wraps entry points: what it wraps and leaves alone, and its removal.
 
 The contract tests run on it with ``pytest --engine wrap``; these tests are about this engine alone.
 """
@@ -71,9 +70,7 @@ def in_thread(function: Callable[[], object]) -> Any:
 
 
 def looked_up_before() -> dict[str, Callable[[], torch.Tensor]]:
-    """Return calls of torch functions that were looked up before the call, by what holds the
-    function.
-    """
+    """Return calls of functions looked up before, by what holds each function."""
     zeros, move = torch.zeros, torch.zeros(1).to
     by_name, by_number = {"make": torch.zeros}, [torch.zeros]
     an_object = types.SimpleNamespace(make=torch.zeros)
@@ -211,9 +208,7 @@ class TestWhatIsWrapped:
 
     @pytest.mark.parametrize("holder", sorted(looked_up_before()))
     def test_functions_held_before_the_scope_are_not_reached(self, holder: str) -> None:
-        """Only a mode on the stack would see their calls: they are not among the names of a
-        module.
-        """
+        """Only a stacked mode would see their calls: no module's names contain them."""
         call = looked_up_before()[holder]
         with torchdevice.portable("cpu", engine="mode"):
             assert call().device.type == "cpu"
@@ -347,9 +342,7 @@ class TestEntryPoints:
 
     @pytest.mark.parametrize("name", ["__repr__", "is_shared", "double"])
     def test_copies_of_methods_are_the_methods(self, name: str) -> None:
-        """torch's database of operators copies functions; the first two methods are written in
-        Python.
-        """
+        """torch's operator database copies functions; two methods here are written in Python."""
         with torchdevice.simulate("cuda", engine="wrap"):
             entry = getattr(torch.Tensor, name)
             assert copy.copy(entry) is copy.deepcopy([entry])[0] is entry
@@ -704,9 +697,7 @@ class TestImportedByValue:
                 assert module.zeros(2, device="cuda").device.type == kind
 
     def test_functions_that_only_some_scopes_wrap(self, tmp_path: Path) -> None:
-        """They are found at the first entry, and are torch's own again in a scope that does not
-        wrap them.
-        """
+        """They are found at the first entry, and are torch's again in scopes without wrappers."""
         program = """
             import torch
             from torch.nn.functional import linear
@@ -884,9 +875,7 @@ USED = "torchdevice.current()._resolved().options.engine"
 
 
 class TestAuto:
-    """What ``engine="auto"`` means: wrap where nothing can have kept a function of torch, mode
-    elsewhere.
-    """
+    """``engine="auto"``: wrap if nothing can have kept a function of torch, else mode."""
 
     @pytest.fixture(autouse=True)
     def auto(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -921,9 +910,7 @@ class TestAuto:
         assert found == ["wrap", "mode"] * 2
 
     def test_the_switch(self, tmp_path: Path) -> None:
-        """``TORCHDEVICE=1`` enables a scope when torch is imported, by a module of the program
-        too.
-        """
+        """``TORCHDEVICE=1`` enables a scope on torch's import, also by a program's module."""
         (tmp_path / "model.py").write_text("import torch")
         program = f"import model, torchdevice; print({USED})"
         assert self.used(tmp_path, program, TORCHDEVICE="1") == ["wrap"]

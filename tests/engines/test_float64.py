@@ -168,8 +168,7 @@ RANDOM = [
 
 
 def on_mps(target: str, **options: Any) -> torchdevice.Scope:
-    """Return a scope for a CUDA program on MPS, simulated, or as its own runtime on a simulated
-    Mac.
+    """Return a CUDA program's scope on MPS, simulated or as a runtime on a simulated Mac.
 
     In both the program sees ``cuda``.
     """
@@ -300,9 +299,7 @@ class TestTypePromotion:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("policy", ["float32", "cpu", "error"])
 class TestTorchsOwnFloat64:
-    """What torch computes in float64 on CUDA, and otherwise on MPS, is no float64 of the
-    program's.
-    """
+    """What torch computes in float64 on CUDA but not on MPS is not the program's float64."""
 
     def test_gradient_scaling(self, target: str, policy: str) -> None:
         with on_mps(target, float64=policy, strict=True):

@@ -1,6 +1,4 @@
-"""Products of float16 and bfloat16 tensors, computed in float32 on a CPU that has no instructions
-for them.
-"""
+"""Products of halves, computed in float32 on a CPU without instructions for them."""
 
 from __future__ import annotations
 

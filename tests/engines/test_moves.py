@@ -1,6 +1,4 @@
-"""Random programs of moves: on a CPU target the same tensors share memory as on a device with
-memory of its own.
-"""
+"""Random moves: on a CPU target, the same tensors share memory as on a real device."""
 
 from __future__ import annotations
 

@@ -28,9 +28,7 @@ def _is_public(name: str) -> bool:
 
 
 def _members() -> Iterator[tuple[str, Any]]:
-    """Yield the public members of torch's public modules, and of the classes of tensors, with their
-    places.
-    """
+    """Yield public members of torch's modules and tensor classes, with their places."""
     for module in list(sys.modules):
         if module.partition(".")[0] == "torch" and _is_public(module):
             yield from _of(module, sys.modules[module])

@@ -1,6 +1,4 @@
-"""Operators that a target lacks, or refuses inside a kernel, run on the CPU while a scope is
-active.
-"""
+"""Operators that a target lacks, or refuses inside a kernel, run on the CPU in a scope."""
 
 from __future__ import annotations
 
@@ -191,9 +189,7 @@ class TestRegistration:
     """For the simulated device's key."""
 
     def test_for_the_key_of_mps(self) -> None:
-        """In a process of its own, which from then on has kernels in front of nearly all
-        operators.
-        """
+        """In its own process, which then has kernels in front of nearly all operators."""
         file = Path(__file__).with_name("kernels_for_mps.py")
         ran = run_fresh_python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(file), cwd=ROOT)
         assert ran.returncode == 0 and "3 passed" in ran.stdout, ran.stdout + ran.stderr

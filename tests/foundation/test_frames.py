@@ -1,6 +1,4 @@
-"""Where torch finds the code that called it by counting frames: a scope's own frames must not
-count.
-"""
+"""Where torch counts frames to find its caller: a scope's own frames must not count."""
 
 from __future__ import annotations
 
@@ -198,9 +196,7 @@ def replaced_functions() -> Iterator[tuple[str, Any]]:
 
 
 def called_by(function: Any) -> Iterator[Any]:
-    """Yield the functions of the same module, or methods of the same class, that a function calls
-    by name.
-    """
+    """Yield functions of the module, or methods of the class, that a function calls by name."""
     cls = getattr(sys.modules[function.__module__], function.__qualname__.partition(".")[0], None)
     for name in re.findall(r"(\w+)\(", inspect.getsource(function)):
         found = function.__globals__.get(name, getattr(cls, name, None))

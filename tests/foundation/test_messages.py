@@ -1,6 +1,4 @@
-"""What is printed: each message begins with the package's name, comes once in a run, and only where
-it is needed.
-"""
+"""Messages begin with the package's name, come once a run, and only where needed."""
 
 from __future__ import annotations
 
@@ -73,9 +71,7 @@ class TestOnce:
     def test_in_all_kinds_of_children(
         self, way: str, arguments: tuple[str, ...], tmp_path: Path
     ) -> None:
-        """Whether the first process says it, or one of its children is the first that has a
-        reason.
-        """
+        """Whether the first process prints it, or a child is the first with a reason to."""
         (tmp_path / "program.py").write_text(textwrap.dedent(WORKERS))
         environment = {"TORCHDEVICE_TARGET": "cpu", "TMPDIR": str(tmp_path)}
         if way == "run":
@@ -146,9 +142,7 @@ class TestNone:
     def test_where_they_are_not_wanted(
         self, options: list[str], environment: dict[str, str], tmp_path: Path
     ) -> None:
-        """Neither from this process nor from another, neither from the log nor as a warning of
-        Python's.
-        """
+        """From no process, neither in the log nor as a Python warning."""
         program = """
             import subprocess, sys, torch
             torch.ones(1, dtype=torch.float64, device="cuda")

@@ -1,6 +1,4 @@
-"""Errors go to other processes with their text and their facts. Stand-ins for objects of C refuse,
-as those do.
-"""
+"""Errors keep text and facts between processes. Stand-ins for C objects refuse, as those do."""
 
 from __future__ import annotations
 

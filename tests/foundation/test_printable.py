@@ -44,9 +44,7 @@ def test_every_control_character_is_escaped() -> None:
 
 
 def made_evil(data: Any) -> Any:
-    """Return plain data in which every text ends in the characters, but for keys and names of
-    kinds.
-    """
+    """Return plain data with the characters after each text but keys and names of kinds."""
     if isinstance(data, dict):
         kept = {"fidelity", "end", "written_for", "group"}
         return {key: each if key in kept else made_evil(each) for key, each in data.items()}

@@ -1,6 +1,4 @@
-"""What is said of libraries that run CUDA's own code: a note on the error that they raise, or on
-their absence.
-"""
+"""Libraries that run CUDA's own code: notes on their errors, or on their absence."""
 
 from __future__ import annotations
 

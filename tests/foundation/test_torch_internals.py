@@ -1,6 +1,4 @@
-"""The private names of torch: the package reads none that is not listed, and a missing one is named
-at import.
-"""
+"""torch's private names: all that are read are listed, and missing ones named at import."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ LISTED = listed()
 
 
 def unlisted(tree: ast.Module) -> list[tuple[str, int]]:
-    """Return the private names that a file reads and that are neither listed nor the package's
-    own.
-    """
+    """Return private names that a file reads, neither listed nor the package's own."""
     return [
         (name, line)
         for name, line in Reads(tree)

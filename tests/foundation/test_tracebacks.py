@@ -1,6 +1,4 @@
-"""What a program's user reads in a traceback: the frames that torch alone would show, and none of
-this package.
-"""
+"""Tracebacks for users: frames that torch alone would show, and none of this package."""
 
 from __future__ import annotations
 
@@ -86,9 +84,7 @@ FAILURES = [
 
 
 def frames(call: Callable[[], object]) -> list[tuple[str, str]]:
-    """Return file and function of each frame in the traceback of a call that raises, below this
-    one.
-    """
+    """Return file and function of frames in the traceback of a raising call, below this one."""
     try:
         call()
     except BaseException as error:

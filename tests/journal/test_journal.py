@@ -50,9 +50,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_a_full_journal_looks_no_line_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finding the number of a line reads the function's table of lines, so it must end when nothing
-    is kept.
-    """
+    """Finding a line's number reads the line table, so it ends when nothing more is kept."""
     journal = Journal(max_entries=1)
     journal.record("cuda:0", "cpu", torchdevice.Fidelity.EXACT)
     monkeypatch.setattr(

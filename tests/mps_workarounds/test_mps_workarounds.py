@@ -1,6 +1,4 @@
-"""Guards of operators that MPS computes wrongly: each fault is planted in the simulated device, and
-guarded there.
-"""
+"""Guards of operators wrong on MPS: faults planted in the simulated device, and guarded."""
 
 from __future__ import annotations
 
@@ -259,9 +257,7 @@ def selected(device: str) -> torch.Tensor:
 
 
 def long_product(name: str, device: str) -> Any:
-    """Return what an operator gives for factors that sum over more elements than are summed
-    rightly.
-    """
+    """Return an operator's result for factors with sums over too many elements."""
     place, _, overload = name.partition(".")
     lead = () if place in ("mm", "addmm", "addmm_", "linear") else (2,)
     left = tensor(*lead, 17, 70, device=device)
@@ -475,9 +471,7 @@ class TestEachGuard:
 
 
 def own_kernels(name: str) -> list[str]:
-    """Return the kernels that torch has registered for an operator, one line each, without those in
-    front.
-    """
+    """Return torch's registered kernels of an operator, one per line, without ours."""
     return [
         line
         for line in torch._C._dispatch_dump(name).splitlines()

@@ -19,9 +19,7 @@ def attention(
     slopes: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the attention (batch, rows, heads, size) and the logarithms of sums (batch, heads,
-    rows), row by row.
-    """
+    """Return attention (batch, rows, heads, size) and log-sums (batch, heads, rows) by row."""
     batch, rows, heads, size = q.shape
     keys, groups = k.shape[1], heads // k.shape[2]
     factor = 1 / math.sqrt(size) if scale is None else scale
@@ -61,9 +59,7 @@ def attention(
 def convolution(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, index: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return the causal convolution of each channel, value by value, within the sequences that an
-    index names.
-    """
+    """Return each channel's causal convolution, by value, within sequences of an index."""
     batch, channels, length = x.shape
     width = weight.shape[1]
     out = []

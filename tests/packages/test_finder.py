@@ -261,9 +261,7 @@ def test_run_gives_it_to_programs(tmp_path: Path) -> None:
 
 
 def test_nothing_imports_the_folder_but_what_registers_it() -> None:
-    """The folder can be taken away: ``scope/features.py`` names its modules, and only this file
-    imports it.
-    """
+    """The folder can be deleted: only ``scope/features.py`` and this file name its modules."""
     package = ROOT / "torchdevice"
     users = set()
     for path in package.rglob("*.py"):

@@ -1,6 +1,4 @@
-"""flash_attn_interface (flash_attn 3) and flash_attn.losses against loops of their definitions in
-float64.
-"""
+"""flash_attn_interface (flash_attn 3) and flash_attn.losses against float64 definitions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What the kernels of xformers, causal_conv1d and mamba_ssm refuse is refused on simulated GPUs,
-and only there.
-"""
+"""Refusals of the kernels of xformers, causal_conv1d, mamba_ssm, only on simulated GPUs."""
 
 from __future__ import annotations
 

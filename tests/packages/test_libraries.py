@@ -1,6 +1,4 @@
-"""Libraries' own code: they keep their fallbacks, and give a program the package that it asks
-for.
-"""
+"""Libraries' own code: they keep fallbacks, and give a program the package it asks for."""
 
 from __future__ import annotations
 

@@ -32,9 +32,7 @@ def duality(
     index: torch.Tensor | None = None,
     start: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output of a state space with a decay for each head, step by step, and the state
-    after the last.
-    """
+    """Return a state space's output with decays per head, by step, and the last state."""
     batch, length, heads, size = x.shape
     spread = heads // b.shape[2]
     outs, states = [], []
@@ -65,9 +63,7 @@ INDEX = torch.tensor([[0, 0, 0, 1, 1, 2, 2], [1, 1, 1, 1, 1, 1, 4]], dtype=torch
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("more", [False, True])
 def test_scan(chunk: int, sequences: bool, wide: bool, more: bool) -> None:
-    """Chunks, sequences in one batch, groups, a start, steps with a bias and limits, a skip and a
-    gate.
-    """
+    """Chunks, sequences in a batch, groups, a start, steps with bias and limits, skip, gate."""
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
     x, dt, b, c = drawn(2, 7, 4, 3), drawn(2, 7, 4), drawn(2, 7, 2, 5), drawn(2, 7, 2, 5)

@@ -104,9 +104,7 @@ SCANS = [*itertools.product([5, 1, 150], ["constant", "one", "groups"], [False, 
 
 
 def projected(x: torch.Tensor, of_step: torch.Tensor, is_complex: bool) -> torch.Tensor:
-    """Return B or C of each step (batch, size, length), of x (batch, channels, length), number by
-    number.
-    """
+    """Return each step's B or C (batch, size, length) of x (batch, channels, length)."""
     found = torch.einsum("bcl,sc->bsl", x, of_step)
     return torch.complex(found[:, 0::2], found[:, 1::2]) if is_complex else found
 

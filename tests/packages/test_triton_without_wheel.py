@@ -1,6 +1,4 @@
-"""Triton on a system for which it has no wheel: a program can import it, and is told at the launch
-of a kernel.
-"""
+"""Triton without a wheel: a program can import it, and gets an error at a kernel's launch."""
 
 from __future__ import annotations
 

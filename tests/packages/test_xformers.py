@@ -21,9 +21,7 @@ def scope() -> Iterator[torchdevice.Scope]:
 
 
 def of_bias(name: str, rows: int, keys: int) -> tuple[Any, torch.Tensor]:
-    """Return one of the package's biases, and what it adds to the scores of each row and key, by
-    its documentation.
-    """
+    """Return a bias of the package, and its documented addition to each row's and key's score."""
     from xformers.ops import LowerTriangularMask, fmha
 
     biases = fmha.attn_bias

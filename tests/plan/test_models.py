@@ -1,6 +1,4 @@
-"""``torchdevice plan --model``: models of transformers without a program, compared with programs
-that people write.
-"""
+"""``torchdevice plan --model``: transformers' models, compared with programs people write."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``torchdevice plan --sweep``: plans of a program for several values of its flags and
-variables.
-"""
+"""``torchdevice plan --sweep``: plans for several values of flags and variables."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A program for CUDA and NCCL that compares every collective with its definition, for sizes that
-are easily forgotten.
+"""An NCCL program that compares every collective with its definition, for edge-case sizes.
 
 torchrun starts it. The argument is the backend.
 """
@@ -48,9 +47,7 @@ def same_all(found, expected):
 
 
 def rows(shape):
-    """Return the shape of the parts of all ranks, one behind the other. A number has no row, and
-    becomes one.
-    """
+    """Return the shape of all ranks' parts in sequence. A number has no row, and becomes one."""
     first, *others = shape or (1,)
     return (first * size, *others)
 

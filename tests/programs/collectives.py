@@ -1,5 +1,4 @@
-"""A program for CUDA and NCCL that compares every collective with its definition. torchrun starts
-it.
+"""An NCCL program that compares every collective with its definition. torchrun starts it.
 
 The arguments are the backend, and ``without-float8`` for a device that lacks these dtypes.
 """

@@ -1,5 +1,4 @@
-"""A program for CUDA and NCCL, compiled and distributed in the ways that its command line names. It
-saves its results.
+"""An NCCL program, compiled and distributed as its command line asks. It saves its results.
 
 With ``PLAIN`` in the environment it is the same program for the CPU and gloo.
 """

@@ -1,6 +1,4 @@
-"""A program for CUDA and NCCL that trains with snapshots, and one of whose ranks is killed once.
-torchrun starts it.
-"""
+"""An NCCL program with snapshots and one rank killed once. torchrun starts it."""
 
 import json
 import os

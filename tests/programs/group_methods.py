@@ -1,6 +1,4 @@
-"""What two ranks find: a process group called in every form that torch documents, beside gloo's own
-group.
-"""
+"""Two ranks' results: a process group's documented calls, beside gloo's own group."""
 
 import datetime
 import json
@@ -123,9 +121,7 @@ def _own_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch
 
 
 def _wait_too_short(made: Any, beside: dist.ProcessGroupGloo) -> bool:
-    """Return whether the first rank's wait for the second, which waits for it, ends by NCCL's
-    error.
-    """
+    """Return whether the first rank's wait for the waiting second ends by NCCL's error."""
     if dist.get_rank():
         beside.barrier().wait()
     work, timed_out = made.allreduce(torch.ones(2, device="cuda")), True

@@ -1,6 +1,4 @@
-"""A script for CUDA that trains a tiny GPT-2 with Hugging Face's Trainer. torchrun, or python
-alone, starts it.
-"""
+"""A CUDA script that trains a tiny GPT-2 by Hugging Face's Trainer, alone or with torchrun."""
 
 import json
 import sys

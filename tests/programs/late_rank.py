@@ -1,5 +1,4 @@
-"""Collectives with ``async_op=True`` that one rank begins late, on a group for NCCL and on one for
-gloo.
+"""Collectives with ``async_op=True`` that one rank begins late, for NCCL and for gloo.
 
 The first argument is a folder. Each rank writes there, by its number, what it found.
 """
@@ -81,9 +80,7 @@ def begins(device: str, group: Any) -> dict[str, Begin]:
 
 
 def outcomes(device: str, group: Any, store: Any) -> dict[str, Any]:
-    """Return for each collective whether it had ended while a rank was late and at the end, and
-    what it wrote.
-    """
+    """Return per collective whether it ended with a late rank, and at the end; and its output."""
     found = {}
     for name, begin in begins(device, group).items():
         # Not the device's type, which on a CPU target is the CPU's for both.

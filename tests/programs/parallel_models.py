@@ -1,6 +1,4 @@
-"""A program for CUDA and NCCL that trains a model in every parallel way of torch and compares with
-one process.
-"""
+"""An NCCL program that trains in all of torch's parallel ways, compared with one process."""
 
 import copy
 import functools
@@ -155,9 +153,7 @@ def synchronized_batch_norm():
 
 
 def synchronized_batch_norm_of_unequal_parts():
-    """The ranks have 0, 1, 2, ... rows of three dimensions; the layer has no weights, and half
-    precision.
-    """
+    """Ranks have 0, 1, 2, ... rows of three dimensions, no weights, half precision."""
     torch.manual_seed(3)
     plain, sizes = nn.BatchNorm1d(3, affine=False), list(range(size))
     parallel = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain)).cuda()

@@ -1,6 +1,4 @@
-"""Collectives of two ranks for NCCL's flight recorder, which the program compares with what NCCL
-records.
-"""
+"""Two ranks' collectives for NCCL's flight recorder, compared with NCCL's own records."""
 
 import json
 import os
@@ -104,9 +102,7 @@ def compared() -> None:
 
 
 def piped() -> None:
-    """The parent has named a pipe: what is written to it brings the record to the file, also while
-    the rank waits.
-    """
+    """A write to the parent's named pipe brings the record to the file, even during a wait."""
     a = torch.ones(3, device="cuda")
     dist.all_reduce(a)
     if dist.get_rank() == 0:

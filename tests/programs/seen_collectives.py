@@ -1,5 +1,4 @@
-"""What dispatch modes and the profiler see of a rank's collectives, and what the collectives give,
-as JSON.
+"""A rank's collectives as seen by dispatch modes and profiler, and their results, as JSON.
 
 The command line says the file for what rank 0 sees, and the backend of the program.
 """
@@ -82,9 +81,7 @@ def _functional() -> list[Any]:
 
 
 def _apart() -> list[Any]:
-    """Return what collectives give of tensors of a class that takes operators apart and has no
-    memory of its own.
-    """
+    """Return collectives' results for tensors whose class decomposes operators, memory-less."""
     # Which registers a pytree, for all that follows.
     from torch.testing._internal.two_tensor import TwoTensor
 

@@ -1,6 +1,4 @@
-"""A program that fills every cache that torch keeps on disk. What it prints must not depend on what
-the caches hold.
-"""
+"""A program that fills all of torch's disk caches. Its output must not depend on them."""
 
 import contextlib
 import os

@@ -1,6 +1,4 @@
-"""What the threads of a GPU do in torch's random kernels, one thread after the other and in
-Python's integers.
-"""
+"""GPU threads in torch's random kernels, one after the other, in Python's integers."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ def grid_of(multiprocessors: int, threads: int, count: int) -> int:
 
 
 def grid_stride(grid: int, count: int, unroll: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield element, thread, call and place among the numbers of the call, of
-    ``distribution_nullary_kernel``.
-    """
+    """Yield element, thread, call and place in the call, for ``distribution_nullary_kernel``."""
     threads = grid * 256
     rounded = ((count - 1) // (threads * unroll) + 1) * threads * unroll
     for thread in range(threads):
@@ -49,9 +45,7 @@ def expected(
     number: Callable[..., object],
     dtype: object,
 ) -> numpy.ndarray:
-    """Return the elements of a tensor, each of the words of its thread's call and its place
-    there.
-    """
+    """Return a tensor's elements, each from its thread's words and its place."""
     out = numpy.zeros(count, dtype)  # type: ignore[call-overload]
     for element, thread, call, i in grid_stride(grid, count, unroll):
         out[element] = number(philox(seed, offset // 4 + call, thread), i)

@@ -1,6 +1,4 @@
-"""The random numbers of NVIDIA's GPUs: published ones, and those that the threads of torch's
-kernels would draw.
-"""
+"""NVIDIA GPUs' random numbers: published ones, and those of threads of torch's kernels."""
 
 from __future__ import annotations
 
@@ -67,9 +65,7 @@ class TestPublishedNumbers:
             assert near(found[0, :3], [-0.2963, 2.6764, -0.1408]) and near(found[0, -3:], last)
 
     def test_rows_beyond_one_wave_of_a_small_gpu(self) -> None:
-        """pytorch#158398: the first of two machines, whose figures are those of 28 multiprocessors
-        of 1,536 threads.
-        """
+        """pytorch#158398: the first machine; figures are of 28 multiprocessors, 1,536 threads."""
         with scope(28, 1536):
             found = torch.randn([1, 64, 2048], device="cuda", generator=seeded(42))[0].cpu()
         rows = [0, 1, 2, -3, -2, -1]
@@ -92,9 +88,7 @@ class TestPublishedNumbers:
         ("multiprocessors", "total"), [(56, 999_826), (13, 999_100)], ids=["P100", "K80"]
     )
     def test_what_dropout_kept(self, multiprocessors: int, total: int) -> None:
-        """pytorch#25690: the sum of a million dropped ones, by the kernel that reads one element at
-        a time.
-        """
+        """pytorch#25690: a million dropped ones, summed, by the one-element kernel."""
         with scope(multiprocessors):
             # A part of rows is not read four at a time.
             x = torch.ones(1000, 1001, device="cuda")[:, :1000]

@@ -81,9 +81,7 @@ def _gradient(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
 
 
 def drawn(call: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
-    """Return what a call gives of a seed, again with the numbers that follow, and the state after
-    both.
-    """
+    """Return a call's draw from a seed, the next draw, and the states after both."""
     torch.manual_seed(2**40 + 1)
     return [call().cpu(), call().cpu(), torch.cuda.get_rng_state()]
 

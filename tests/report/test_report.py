@@ -1,6 +1,4 @@
-"""The report: what a program asked for and what was done, by line of the program, of all processes,
-in every form.
-"""
+"""The report: requests and results by line of the program, of all processes and forms."""
 
 from __future__ import annotations
 
@@ -79,9 +77,7 @@ class TestCallSites:
     def test_each_line_of_the_program_has_its_own_entry(
         self, program: Callable[[Journal], None]
     ) -> None:
-        """Also where all of them reach the same line of a library, by ways of several lengths,
-        again and again.
-        """
+        """Also if all of them reach one line of a library, by ways of different lengths."""
         kept = Journal()
         for _ in range(3):
             program(kept)
@@ -586,9 +582,7 @@ def structure(page: str) -> Structure:
 
 @pytest.fixture
 def fallbacks(report: Report, monkeypatch: pytest.MonkeyPatch) -> Report:
-    """The report joined with that of a process on which operators were lacking, and a process that
-    was killed.
-    """
+    """The report joined with those of a process without operators and a killed process."""
     monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     with torchdevice.simulate("mps") as scope:
         for _ in range(3):
@@ -661,9 +655,7 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Callable[..., dict[str, Any]]]:
-    """What opens a page in a browser and returns what the probe saw there; None where no browser is
-    installed.
-    """
+    """A function that opens a page and returns what the probe saw; None without a browser."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         yield None
@@ -700,9 +692,7 @@ def test_a_browser_shows_the_page(
     dark: bool,
     tmp_path: Path,
 ) -> None:
-    """Sorted and filtered, in the preferred colours, within the width; without a browser its parts
-    are checked.
-    """
+    """Sorted, filtered, coloured, within the width; without a browser, its parts are checked."""
     page = fallbacks.to_html()
     if browser is None:
         assert (
@@ -760,9 +750,7 @@ CHILDREN = """
 
 
 def reported(folder: Path, program: str, *words: str) -> dict[str, Any]:
-    """Run a program with a report, and return what the report says; nothing else may be left on
-    disk.
-    """
+    """Run a program with a report, and return its content; nothing else may stay on disk."""
     (folder / "program.py").write_text(textwrap.dedent(program))
     # Not in the test's folder: the name of a socket, as a fork server has one, must be short.
     with tempfile.TemporaryDirectory() as temporary:

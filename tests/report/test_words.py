@@ -1,6 +1,4 @@
-"""Reports, warnings, errors and findings use names that a user has typed or read, and whole
-sentences.
-"""
+"""Reports, warnings, errors, findings use names users know, and whole sentences."""
 
 from __future__ import annotations
 

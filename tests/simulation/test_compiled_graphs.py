@@ -1,6 +1,4 @@
-"""What ``torch.compile`` makes of simulated devices: code of Inductor for the CPU, or calls of
-operators.
-"""
+"""``torch.compile`` on simulated devices: Inductor's code for the CPU, or operators."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ def _trained(model: torch.nn.Module, x: torch.Tensor, steps: int = 2) -> list[to
 
 
 def _compiled_training() -> None:
-    """The forward and the backward are Inductor's code, whose numbers are those of its code for the
-    CPU, to the bit.
-    """
+    """Forward and backward are Inductor's code, equal to its code for the CPU to the bit."""
 
     def model() -> Any:
         torch.manual_seed(0)

@@ -16,9 +16,7 @@ pytestmark = pytest.mark.one_engine
 
 
 def frames_of(call: Callable[[], Any]) -> list[str]:
-    """Return the functions of Python that run in a call, without its own. The first calls make what
-    later ones use.
-    """
+    """Return Python functions run in a call but its own, after calls that warm it up."""
     found: list[str] = []
 
     def note(frame: Any, event: str, argument: Any) -> None:

@@ -1,6 +1,4 @@
-"""What a program can read on simulated devices with ``identity="program"``: nothing that says
-another device type.
-"""
+"""What programs read on simulated devices (``identity="program"``) names no other type."""
 
 from __future__ import annotations
 

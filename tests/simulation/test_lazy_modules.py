@@ -1,6 +1,4 @@
-"""Modules without shapes yet: every module of torch's database in lazy form, and moves of torch's
-own lazy modules.
-"""
+"""Lazy modules: all of torch's database in lazy form, and moves of torch's lazy modules."""
 
 from __future__ import annotations
 
@@ -147,9 +145,7 @@ LAZY = {
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 @pytest.mark.parametrize("name", LAZY)
 class TestMovesOfLazyModules:
-    """torch's own lazy modules keep device and dtype through every move, before they have a
-    shape.
-    """
+    """torch's lazy modules keep device and dtype in every move, before they have a shape."""
 
     @pytest.fixture(autouse=True)
     def in_scope(self, target: str, engine: str) -> Any:
@@ -229,9 +225,7 @@ def _disguised(value: Any) -> Any:
 @pytest.mark.one_engine
 @pytest.mark.filterwarnings("ignore")
 def test_kernels_read_tensors_as_torch_does(sweep: tuple[bool, int]) -> None:
-    """As torch's kernels, those of a simulated device see a tensor and not what its class makes of
-    it.
-    """
+    """Simulated kernels read a tensor as torch's do, not through its class's methods."""
     differences, compared = [], 0
     for op in choose(op_db, sweep, 60):
         torch.manual_seed(3)

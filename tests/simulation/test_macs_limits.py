@@ -1,6 +1,4 @@
-"""What a Mac lacks that a program is written for: NCCL, tensors of 17 dimensions, and wrong ratios
-of memory.
-"""
+"""What a program's Mac lacks: NCCL, tensors of 17 dimensions, wrong memory ratios."""
 
 from __future__ import annotations
 

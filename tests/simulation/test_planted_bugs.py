@@ -47,9 +47,7 @@ def group() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_collections")
 def test_collectives_in_correct_programs(group: None) -> None:
-    """A model in parallel, a collective on a side stream, and one of a batch whose copy is in
-    flight.
-    """
+    """A parallel model, a collective on a side stream, one of a batch still being copied."""
     model = DistributedDataParallel(nn.Linear(4, 2).cuda(), device_ids=[0])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):

@@ -141,9 +141,7 @@ class TestMps:
     def test_refused_operators_are_those_that_torchs_own_tests_list(
         self, sweep: tuple[bool, int], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """``UNIMPLEMENTED_XFAILLIST`` of common_mps.py lists the operators that have no kernel on
-        MPS.
-        """
+        """common_mps.py's ``UNIMPLEMENTED_XFAILLIST`` lists operators without an MPS kernel."""
         expected = _unimplemented_on_mps()
         agreed, others = 0, []
         for op in sweeping.choose(
@@ -186,9 +184,7 @@ def _unimplemented_on_mps() -> set[str]:
 
 
 def _is_refused(op: Any) -> bool | None:
-    """Return whether the profile lacks an operator; None if no sample of the operator runs on the
-    plain CPU.
-    """
+    """Return whether the profile lacks an operator; None if no sample runs on the CPU."""
     runs = None
     for sample in itertools.islice(sweeping.samples_of(op, torch.float32), 3):
         try:

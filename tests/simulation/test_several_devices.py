@@ -1,6 +1,4 @@
-"""Moves among several devices of the program, also where one device of the machine is all of
-them.
-"""
+"""Moves among a program's several devices, also if one machine's device is all of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Handlers of signals on simulated devices: what they raise reaches the program and leaves the
-device whole.
-"""
+"""Signal handlers on simulated devices: errors reach the program; the device stays whole."""
 
 from __future__ import annotations
 
@@ -33,8 +31,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def no_callbacks_of_others() -> Iterator[None]:
-    """Python loses what a handler raises in a callback of the garbage collector, such as that of
-    hypothesis.
+    """Python loses errors of handlers in callbacks of the collector, like hypothesis's.
 
     It loses the same in a finalizer, so that garbage of other tests is collected before.
     """
@@ -66,9 +63,7 @@ def kind(request: pytest.FixtureRequest) -> Iterator[type[BaseException]]:
 
 
 def repeat(function: Callable[[], Any]) -> None:
-    """Call a function for ten seconds. The loop stands here, since Python 3.13 leaves its jump out
-    of a ``try``.
-    """
+    """Call a function for ten seconds. Python 3.13 leaves the jump out of a ``try`` here."""
     end = time.monotonic() + 10
     while time.monotonic() < end:
         function()
@@ -196,9 +191,7 @@ def test_a_kept_error_keeps_no_mode_for_hooks(kind: type[BaseException]) -> None
 
 @pytest.mark.one_engine
 def test_an_interrupt_of_torchs_own_block_leaves_the_mode(kind: type[BaseException]) -> None:
-    """Torch takes the mode off its stack for a call; the program goes on in the same scope after
-    the interrupt.
-    """
+    """Torch pops the mode for a call; the program goes on in the scope after the interrupt."""
     choose, heard = random.Random(3), 0
     with torchdevice.portable(target="cpu", engine="mode"):
         x = torch.ones(2, device="cuda")
@@ -216,9 +209,7 @@ def test_an_interrupt_of_torchs_own_block_leaves_the_mode(kind: type[BaseExcepti
 
 @pytest.mark.one_engine
 def test_a_signal_comes_while_torch_asks_the_guard(kind: type[BaseException]) -> None:
-    """torch looks the guard's method up, lets Python run handlers, and calls the method: none may
-    raise between.
-    """
+    """torch looks the guard's method up, runs handlers, calls it: none may raise between."""
     found: list[str] = []
     with torchdevice.simulate(), pytest.raises(kind):
         method = device_guard.Guard().type_
@@ -288,9 +279,7 @@ def test_more_errors_than_the_guard_has_spare_answers() -> None:
 
 @pytest.mark.one_engine
 def test_garbage_that_is_due_while_an_error_unwinds() -> None:
-    """Python collects garbage where torch asks the guard, from 3.12 on, and would drop the
-    error.
-    """
+    """From 3.12 on Python collects where torch asks the guard, and would drop the error."""
     threshold = gc.get_threshold()
     error = ValueError("of a hook")
 

@@ -1,6 +1,4 @@
-"""The runtime of MPS on a simulated Mac: the outer scope is the machine, the inner one runs a CUDA
-program on it.
-"""
+"""MPS's runtime on a simulated Mac: the outer scope is the Mac, the inner a CUDA program."""
 
 from __future__ import annotations
 
@@ -200,9 +198,7 @@ def test_operators_that_mps_lacks_run_on_the_cpu(portable: torchdevice.Scope) ->
 
 
 def test_other_devices_keep_their_operators(portable: torchdevice.Scope) -> None:
-    """What is registered for the Mac is registered for the simulated devices of other threads
-    too.
-    """
+    """Registrations for the Mac hold for other threads' simulated devices too."""
     with torchdevice.simulate("cuda") as scope:
         assert torch.linalg.eigvals(torch.eye(2, device="cuda")).is_cuda
         assert not scope.journal.degraded
@@ -223,9 +219,7 @@ def test_float64_is_float32(portable: torchdevice.Scope) -> None:
 
 
 def test_a_checkpoint_keeps_random_numbers(portable: torchdevice.Scope) -> None:
-    """torch asks ``torch.mps`` for names that it lacks, and would recompute with other numbers
-    (127676, 194478).
-    """
+    """torch asks ``torch.mps`` for missing names, else numbers change (127676, 194478)."""
     seen: list[torch.Tensor] = []
 
     def block(x: torch.Tensor) -> torch.Tensor:

@@ -221,9 +221,7 @@ class TestOutsideAScope:
         assert result.stdout == "cpu [1, 2]\n", result.stderr
 
     def test_a_real_device_loses_its_autograd_which_is_said_once(self, tmp_path: Path) -> None:
-        """An H200 and torch 2.11 fail so after a simulated scope; torch counts a GPU here that it
-        does not have.
-        """
+        """An H200 with torch 2.11 fails so after a scope; here torch counts a missing GPU."""
         program = (
             "import torch, torchdevice\n"
             "torch.accelerator.device_count = lambda: 1\n"

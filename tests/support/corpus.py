@@ -1,5 +1,4 @@
-"""Bugs that people had on GPUs and on Macs, from public issues and torch's sources, each with a
-correct twin.
+"""Bugs on GPUs and Macs, from public issues and torch's sources, each with a correct twin.
 
 What a bug breaks is a rule of the device's libraries that no kernel of the CPU has.
 ``docs/make_planted_bugs.py`` writes how many are caught, and how many correct programs fail, by
@@ -52,9 +51,7 @@ class Case(NamedTuple):
         return self.program.__name__
 
     def run(self, correct: bool, **options: Any) -> BaseException | None:
-        """Run the program or its twin in a scope of its own, and return the error with which it
-        ended.
-        """
+        """Run the program or its twin in its own scope, and return the error that ended it."""
         with (
             torchdevice.simulate(**{"count": 2, "random": "device", **self.options, **options}),
             warnings.catch_warnings(),
@@ -72,9 +69,7 @@ class Case(NamedTuple):
         return error is not None and self.explains(type(error).__name__, str(error))
 
     def explains(self, kind: str, text: str) -> bool:
-        """Return whether an error of a class with a text is that of the real device, or wrong data
-        if that has none.
-        """
+        """Return whether an error matches the real device's, or wrong data if it has none."""
         if self.error is None:
             # The simulation's values are right, and it tells why.
             return kind in ("AssertionError", "GraphRaceError")

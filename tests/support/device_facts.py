@@ -1,5 +1,4 @@
-"""What a device answers to questions that need no bug: values, states, figures of the allocator,
-and refusals.
+"""A device's answers without a bug: values, states, allocator's figures, refusals.
 
 ``python -m benchmarks.conformance`` asks a device, and ``tests/test_conformance.py`` asks the
 simulated one. Every answer is made of strings, numbers, lists and dictionaries with keys that are
@@ -58,9 +57,7 @@ def short(dtype: torch.dtype) -> str:
 
 
 def ended(call: Callable[[], Any], *, waits: bool = True) -> str:
-    """Return the class and the text of a call's error, or "ok"; also of an error that the device
-    has later.
-    """
+    """Return a call's error's class and text, or "ok"; also if the device errs later."""
     try:
         call()
         if waits:
@@ -76,9 +73,7 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 @fact
 def conversions() -> dict[str, Any]:
-    """Integers that are made of floating-point numbers, as text, because JSON's numbers end at
-    2**53.
-    """
+    """Integers from floating point, as text, since JSON's numbers end at 2**53."""
     numbers = [
         float("nan"),
         float("inf"),
@@ -456,9 +451,7 @@ PARTS = 12
 
 
 def _of_operators(part: int) -> dict[str, Any]:
-    """Which operators refuse samples of torch's own database that the CPU's kernels take, by
-    dtype.
-    """
+    """Operators that refuse torch's samples which the CPU takes, by dtype."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     def on_device(value: torch.Tensor | torch.device) -> Any:

@@ -1,5 +1,4 @@
-"""One case for every public name under ``torch.cuda`` and its neighbours: a call, and what must
-hold afterwards.
+"""One case per public name under ``torch.cuda`` and neighbours: a call and its postcondition.
 
 A case returns a true value, or raises. It checks an effect that a function which only returns None,
 True or 0 does not have: a state that changes and is read back, a figure that grows by a known
@@ -99,9 +98,7 @@ def raises(errors: type[Exception] | tuple[type[Exception], ...], call: Callable
 
 
 def elsewhere(call: Callable[[], Any], **options: Any) -> Any:
-    """Call a function in a scope nested in the active one, on the same target with other
-    options.
-    """
+    """Call a function in a nested scope, on the same target with other options."""
     scope = torchdevice.current()
     assert scope is not None
     with torchdevice.portable(scope.target, **{"written_for": accelerator(), **options}):
@@ -109,16 +106,12 @@ def elsewhere(call: Callable[[], Any], **options: Any) -> Any:
 
 
 def by_program(call: Callable[[], Any]) -> list[Any]:
-    """Return the results of a call in a program written for CUDA, and in a program written for
-    MPS.
-    """
+    """Return a call's results in a program for CUDA, and in one for MPS."""
     return [elsewhere(call, written_for="cuda"), elsewhere(call, written_for="mps")]
 
 
 def of_xpu(call: Callable[[], Any]) -> bool:
-    """Return whether a call returns True in a program written for XPU, and False in one written for
-    CUDA.
-    """
+    """Return whether a call is True in a program for XPU, and False in one for CUDA."""
     return call() is True and elsewhere(call, written_for="cuda") is False
 
 
@@ -146,9 +139,7 @@ def reported(call: Callable[[], Any]) -> bool:
 
 
 def asks_the_runtime(method: str, call: Callable[[], Any]) -> bool:
-    """Return whether a call returns None and calls this method of the runtime, or of its supplied
-    device.
-    """
+    """Return whether a call returns None and calls this method of runtime or supplied device."""
     scope = torchdevice.current()
     assert scope is not None
     owner: Any = scope.runtime if hasattr(scope.runtime, method) else scope.runtime.supplied
@@ -163,9 +154,7 @@ def asks_torch(binding: str, call: Callable[[], Any]) -> bool:
 
 
 def says_what_torch_says(binding: str, call: Callable[[], Any]) -> bool:
-    """Return whether a call returns a bool: the value of this name in torch's C module, or that
-    function's result.
-    """
+    """Return whether a call returns the bool of torch's C name, or of the C function."""
     answer = object()
     held = getattr(torch._C, binding)
     with mock.patch.object(torch._C, binding, (lambda *args: answer) if callable(held) else answer):
@@ -189,9 +178,7 @@ def grows(figure: Callable[[], int]) -> bool:
 
 
 def peak_grows(figure: Callable[[], int]) -> bool:
-    """Return whether a peak of memory grows by the size of a new tensor, after a reset to the
-    current amount.
-    """
+    """Return whether a peak grows by a new tensor's size, after a reset to the present."""
     c.empty_cache()
     c.reset_peak_memory_stats()
     return grows(figure)
@@ -296,9 +283,7 @@ def _elapsed_on_mps() -> bool:
 
 
 def _set_and_get(module: Any, setter: str, getter: str, *values: Any) -> bool:
-    """Return whether each value is read back after it was set. With fewer than two values a
-    constant would pass.
-    """
+    """Return whether all set values are read back; a constant would pass with fewer than two."""
     read = []
     for value in values:
         getattr(module, setter)(value)
@@ -307,9 +292,7 @@ def _set_and_get(module: Any, setter: str, getter: str, *values: Any) -> bool:
 
 
 def _flag(setter: Callable[[bool], None], getter: Callable[[], bool]) -> bool:
-    """Return whether a flag can be set to both values. One of the two functions is of torch's C
-    module.
-    """
+    """Return whether a flag takes both values. One function is of torch's C module."""
     before = getter()
     try:
         return all(setter(value) is None and getter() is value for value in (not before, before))

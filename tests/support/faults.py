@@ -1,6 +1,4 @@
-"""Faults that are planted in the simulated device: kernels that do what real devices have been seen
-to do wrong.
-"""
+"""Faults planted in the simulated device: wrong results seen on real devices."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A Python process that has imported torch, and the package if asked, and forks a process for each
-request.
+"""A Python process that imported torch, perhaps the package, and forks on request.
 
 An interpreter takes a second and a half of a core to import torch; a fork takes some milliseconds.
 The process that a fork makes is what ``python ARGUMENTS`` would be: its own arguments, variables,
@@ -109,9 +108,7 @@ class Server:
             each.close()
 
     def report_ended(self) -> None:
-        """Send the exit status of each process that has ended: negative for a signal, as
-        ``subprocess`` has it.
-        """
+        """Send ended processes' exit status, negative for signals, as in ``subprocess``."""
         while self.of_process:
             number, status = os.waitpid(-1, os.WNOHANG)
             if number == 0:

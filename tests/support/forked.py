@@ -1,6 +1,4 @@
-"""Processes that ``fork_server.py`` forks on request: those of tests, and the ranks that torchrun
-starts in them.
-"""
+"""Processes ``fork_server.py`` forks on request: tests' own, and torchrun's ranks in them."""
 
 from __future__ import annotations
 
@@ -31,8 +29,7 @@ def read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 class Forked:
-    """A process that a server forks on request, with the part of ``subprocess.Popen`` that torchrun
-    uses.
+    """A forked process of a server, with the part of ``subprocess.Popen`` that torchrun uses.
 
     Args:
         place: The server's socket.

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def logged(logger: str = "torchdevice", level: int | str = logging.INFO) -> Iterator[list[str]]:
-    """Yield the messages of this level and above that a logger, and those below it, record
-    meanwhile.
+    """Yield messages from this level up that a logger, or one below it, records meanwhile.
 
     pytest's ``caplog`` does this too, but its plugin takes more time for each test than most tests
     do.

@@ -1,5 +1,4 @@
-"""Tests that take long: which of them a run takes by day, and how the record of their seconds is
-made.
+"""Long tests: which of them run by day, and how their seconds are recorded.
 
 Four fifths of the processor time of all tests is that of some two hundred tests, each of which
 starts interpreters, ranks, trainers or compilers. A run by day takes some of them, drawn with the
@@ -72,9 +71,7 @@ def affordable(
 
 
 class Recording:
-    """A plugin of pytest that records the seconds of the tests that run in :data:`FILE`. It keeps
-    those of others.
-    """
+    """A pytest plugin that records seconds of run tests in :data:`FILE`, and keeps others."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))

@@ -12,9 +12,7 @@ PROGRAMS = TESTS / "programs"
 
 
 def benchmark(name: str) -> Any:
-    """Import a module of ``benchmarks/``, which stands beside the tests and is not installed with
-    the package.
-    """
+    """Import a module of ``benchmarks/``, which is not installed with the package."""
     return _beside(f"benchmarks.{name}", ROOT)
 
 

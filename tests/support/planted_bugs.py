@@ -1,5 +1,4 @@
-"""Bugs of programs for GPUs, each with a correct twin: a function whose argument says which of the
-two runs.
+"""Bugs of GPU programs, each with a correct twin: a function whose argument chooses.
 
 The bug must end with an error on a simulated device, or with wrong data, which its ``assert``
 finds. The twin must not.
@@ -75,9 +74,7 @@ class Planted(NamedTuple):
         return self.program.__name__
 
     def run(self, correct: bool) -> BaseException | None:
-        """Run the program or its twin in a scope of its own, and return the error with which it
-        ended.
-        """
+        """Run the program or its twin in its own scope, and return the error that ended it."""
         with torchdevice.simulate(**{"count": 2, **self.options}):
             try:
                 return error_of(self.program, correct)

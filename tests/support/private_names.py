@@ -79,9 +79,7 @@ operator.
 
 
 def is_private(name: str) -> bool:
-    """Return whether a part of a dotted name is private. ``__init__`` and its like are Python's
-    own.
-    """
+    """Return whether a dotted name's part is private, unlike ``__init__`` and its kind."""
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 
 
@@ -92,9 +90,7 @@ def sources() -> dict[str, ast.Module]:
 
 
 def own_names(trees: Iterable[ast.Module]) -> set[str]:
-    """Return the private names that files define: in classes and modules, and as attributes of
-    objects of theirs.
-    """
+    """Return files' private names: in classes and modules, and attributes of their objects."""
     found = set()
     for tree in trees:
         for node in ast.walk(tree):
@@ -187,9 +183,7 @@ class Reads:
         return None
 
     def _replaced(self, node: ast.AST) -> Iterator[str]:
-        """Yield the names that the decorator ``replaces`` takes, in full where their owner is
-        known.
-        """
+        """Yield the names given to ``replaces``, in full where their owner is known."""
         function = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
         if not isinstance(node, ast.Call) or not function.endswith("replaces"):
             return

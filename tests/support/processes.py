@@ -1,6 +1,4 @@
-"""Processes that tests start: Python, the ``torchdevice`` command, and programs under ``torchdevice
-run``.
-"""
+"""Processes of tests: Python, the ``torchdevice`` command, ``torchdevice run``."""
 
 from __future__ import annotations
 
@@ -42,18 +40,14 @@ def run_command(
 def run_python(
     *arguments: str, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run this Python with one thread for torch, forked from a process that has imported torch and
-    the package.
-    """
+    """Run Python with one torch thread, forked from a process with torch and the package."""
     return _run("package", arguments, cwd, environment)
 
 
 def run_torch_python(
     *arguments: str, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run this Python forked from a process that has imported torch alone: for tests of the
-    package's import.
-    """
+    """Run Python forked from a process with torch alone, to test the package's import."""
     return _run("torch", arguments, cwd, environment)
 
 
@@ -118,18 +112,14 @@ def free_port() -> str:
 
 @functools.cache
 def _of_server() -> dict[str, str]:
-    """Return the variables of the server: those of this process when it is first asked, without the
-    package's.
-    """
+    """Return the server's variables: this process's, when first asked, without the package's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHDEVICE")}
     return {**kept, "OMP_NUM_THREADS": "1"}
 
 
 @functools.cache
 def _server(imported: str) -> str:
-    """Start the server that has imported torch, or the package too; return its socket. It ends with
-    this process.
-    """
+    """Start the server with torch, or the package too; return its socket. It ends with us."""
     folder = tempfile.mkdtemp(prefix="fork")
     place = os.path.join(folder, "socket")
     words = [sys.executable, str(Path(__file__).with_name("fork_server.py")), place, imported]

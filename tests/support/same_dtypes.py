@@ -40,8 +40,7 @@ class Recorded(TorchFunctionMode):
 
 
 def record(program: Callable[[], object], target: str, **options: Any) -> list[tuple[str, Dtypes]]:
-    """Run a program written for CUDA on a target, and return what it called with the dtypes of the
-    results.
+    """Run a CUDA program on a target, and return its calls with their results' dtypes.
 
     With ``engine="wrap"`` a mode would also see what wrappers call.
     """
@@ -53,9 +52,7 @@ def record(program: Callable[[], object], target: str, **options: Any) -> list[t
 
 
 def differences(program: Callable[[], object]) -> list[str]:
-    """Return the calls whose dtypes differ between a CPU and a simulated GPU, where autocast is in
-    bfloat16.
-    """
+    """Return calls whose dtypes differ between CPU and simulated GPU, autocast in bfloat16."""
     on_cpu = record(program, "cpu", autocast="bfloat16", half_products="target")
     simulated = record(program, "simulated:cuda", identity="target")
     named = [name for name, _ in on_cpu], [name for name, _ in simulated]
@@ -83,8 +80,7 @@ def autocast_of(kind: str, lower: torch.dtype) -> Iterator[None]:
 def of_torch(
     kind: str, function: Callable[..., Any], inputs: Any, lower: torch.dtype
 ) -> Dtypes | None:
-    """Return the dtypes that torch's own kernels for autocast of a device type give, on tensors
-    without values.
+    """Return dtypes of torch's autocast kernels for a device type, on valueless tensors.
 
     Returns:
         None where torch refuses the call, or needs the device or values for it.

@@ -189,16 +189,12 @@ for the others.
 
 
 def precisions() -> list[str]:
-    """Return the process's precisions of float32 arithmetic, which programs and the HuggingFace
-    Trainer set.
-    """
+    """Return the process's float32 precisions, which programs and the Trainer set."""
     return [torch._C._get_fp32_precision_getter(*each) for each in PRECISIONS]
 
 
 def restore_precisions(before: list[str]) -> None:
-    """Put the precisions back, unless they are the same: torch counts each setting as a use of its
-    newer flags.
-    """
+    """Restore changed precisions only: torch counts a setting as a use of newer flags."""
     if precisions() == before:
         return
     # torch has an older flag for the same, refuses to read it where the two differ, and sets each
@@ -210,9 +206,7 @@ def restore_precisions(before: list[str]) -> None:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return what changed, one line each. Names that torch added by importing its own submodules do
-    not count.
-    """
+    """Return changes, one per line, without names of submodules that torch imported."""
     found = [
         f"{part}: {value!r} -> {after[part]!r}"
         for part, value in before.items()
@@ -262,7 +256,5 @@ _PYTHONS_OWN = ("__warningregistry__", "__slotnames__")
 
 
 def _is_one_of(value: Any, *types: type) -> bool:
-    """Like isinstance, but without asking the value for its class: some of torch's warn that they
-    are deprecated.
-    """
+    """Like isinstance, without asking for ``__class__``, which warns in torch at times."""
     return issubclass(type(value), types)

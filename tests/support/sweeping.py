@@ -18,9 +18,7 @@ T = TypeVar("T")
 
 
 def choose(items: Sequence[T], sweep: tuple[bool, int], size: int) -> list[T]:
-    """Return all items in a complete sweep, else a sample of ``size`` items drawn with the seed.
-    The order is kept.
-    """
+    """Return all items in a full sweep, else ``size`` drawn by the seed, in their order."""
     complete, seed = sweep
     if complete or size >= len(items):
         return list(items)
@@ -29,9 +27,7 @@ def choose(items: Sequence[T], sweep: tuple[bool, int], size: int) -> list[T]:
 
 
 def shuffled(items: Sequence[T], sweep: tuple[bool, int]) -> list[T]:
-    """Return the items in their order in a complete sweep, else shuffled with the seed: the first
-    few are a sample.
-    """
+    """Return items in order in a full sweep, else shuffled by the seed, to sample the first."""
     complete, seed = sweep
     return list(items) if complete else random.Random(seed).sample(items, len(items))
 
@@ -114,15 +110,12 @@ def samples_of(op: Any, dtype: torch.dtype, *, requires_grad: bool = False) -> I
 
 
 def attention_on(target: str) -> contextlib.AbstractContextManager[None]:
-    """Let the CPU compute attention by the operators of a target: MPS has no kernel like the fused
-    one of the CPU.
-    """
+    """Let the CPU compute attention by a target's operators: MPS has no such fused kernel."""
     return sdpa_kernel(SDPBackend.MATH) if "mps" in target else contextlib.nullcontext()
 
 
 def results_on_cpu(target: str, run: Callable[[], Any]) -> list[Any]:
-    """Return what a run may give on a target: its results on the plain CPU, by each way to compute
-    attention.
+    """Return a run's valid results: the plain CPU's, by each way to compute attention.
 
     A GPU composes attention that learns where heads are too narrow for its kernels, and so does a
     simulated one.
@@ -136,16 +129,13 @@ def results_on_cpu(target: str, run: Callable[[], Any]) -> list[Any]:
 
 
 def difference_from_each(expected: Sequence[Any], actual: Any, kind: str) -> str:
-    """Return "" if a result is identical to one of those expected, else the difference from the
-    first.
-    """
+    """Return "" if a result is identical to an expected one, else its difference from the first."""
     differences = [identical(each, actual, kind) for each in expected]
     return "" if "" in differences else differences[0]
 
 
 def identical(expected: Any, actual: Any, kind: str = "cpu") -> str:
-    """Return "" if two results agree to the bit in values, dtypes, shapes and strides, else a text
-    with the difference.
+    """Return "" if values, dtypes, shapes and strides agree to the bit, else the difference.
 
     Tensors of ``actual`` may be on devices of type ``kind``.
     """

@@ -113,9 +113,7 @@ def all_names() -> list[tuple[str, str]]:
 
 
 def build(family: str, name: str) -> TinyModel:
-    """Return a tiny model of an architecture; raises whatever building or running it on the plain
-    CPU raises.
-    """
+    """Return an architecture's tiny model; raises as its building or run on the CPU does."""
     import transformers
 
     class_name = mappings()[family][name]

@@ -1,6 +1,4 @@
-"""Autocast has CUDA's lists of operators on every target. torch's own kernels for CUDA tell the
-dtypes of results.
-"""
+"""Autocast follows CUDA's lists on every target; torch's CUDA kernels set the dtypes."""
 
 from __future__ import annotations
 
@@ -130,9 +128,7 @@ def found(call: Call) -> Dtypes | str:
 
 
 def refuses(call: Call) -> bool:
-    """Return whether the CPU's kernel refuses the dtypes without autocast too, which it asks only
-    of values.
-    """
+    """Return whether the CPU refuses the dtypes without autocast too, asked of values only."""
     args, kwargs = call.inputs
     try:
         with plain_torch():
@@ -143,9 +139,7 @@ def refuses(call: Call) -> bool:
 
 
 def compare(target: str, chosen: list[Call]) -> int:
-    """Assert that calls on a target have the dtypes of torch's own kernels for CUDA. Return how
-    many those take.
-    """
+    """Assert calls' dtypes on a target as in torch's CUDA kernels. Return the number taken."""
     wanted = [of_torch("cuda", call.function, call.inputs, LOWER) for call in chosen]
     taken = [
         (call, dtypes) for call, dtypes in zip(chosen, wanted, strict=True) if dtypes is not None
@@ -225,9 +219,7 @@ REFUSAL = "Unexpected floating ScalarType in at::autocast::prioritize"
 
 
 def promoted(name: str, dtypes: tuple[torch.dtype, ...], device: str) -> str:
-    """Return the dtype of a call's result, with arguments in two dtypes in turn; the text of an
-    error of autocast.
-    """
+    """Return a call's dtype, with two dtypes in turn; or autocast's error text."""
     call, shapes = PROMOTING[name]
     given = [
         torch.ones(shape, dtype=dtypes[i % len(dtypes)], device=device)
@@ -291,9 +283,7 @@ def test_no_pair_is_refused_on_a_cpu_that_computes_in_another_dtype(name: str) -
 @pytest.mark.parametrize("device", ["cpu", "mps", "xpu"])
 @pytest.mark.filterwarnings("ignore")
 def test_the_lists_on_devices_that_are_not_here(device: str, sweep: tuple[bool, int]) -> None:
-    """On tensors without values torch's kernels for any device run, and this package's beside
-    them.
-    """
+    """On valueless tensors torch's kernels for any device run, beside this package's."""
     found = runtime(device)
     own = (
         nullcontext()
@@ -363,9 +353,7 @@ def test_a_mask_of_a_softmax() -> None:
 
 
 class Llama(torch.nn.Module):
-    """A decoder as public programs write it: RMSNorm by pow and rsqrt, rotary positions, a gated
-    MLP.
-    """
+    """A decoder as in public programs: RMSNorm by pow and rsqrt, rotary places, gated MLP."""
 
     def __init__(self, width: int = 32):
         super().__init__()

@@ -1,6 +1,4 @@
-"""``SyncBatchNorm`` in one process and the operators that it calls; ``test_distributed.py`` has two
-processes.
-"""
+"""``SyncBatchNorm`` in one process, and its operators; test_distributed.py has two."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ pytestmark = pytest.mark.usefixtures("cuda")
 def test_batch_norm_in_parts_is_batch_norm(
     kind: str, float64: torch.dtype, dtype: torch.dtype, affine: bool
 ) -> None:
-    """Two processes with parts of a batch, as ``torch.nn.modules._functions.SyncBatchNorm``
-    computes them.
-    """
+    """Two processes with parts of a batch, as torch's ``SyncBatchNorm`` computes them."""
     dtype = float64 if dtype is torch.float64 else dtype
     torch.manual_seed(0)
     eps, momentum = 1e-5, 0.1

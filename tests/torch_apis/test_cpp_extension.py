@@ -1,6 +1,4 @@
-"""Extensions in C++: those for an accelerator's compiler are refused at the call, others are
-built.
-"""
+"""C++ extensions: those for an accelerator are refused at the call, others are built."""
 
 from __future__ import annotations
 

@@ -167,9 +167,7 @@ class TestCopies:
 
 
 def tagged_cuda(value: Any, path: Path, tag: str = "cuda:0") -> Path:
-    """Write a file as a CUDA machine does, in the current format: storages in the pickle have the
-    location ``tag``.
-    """
+    """Write a CUDA machine's file in the present format: pickled storages have ``tag``."""
     buffer = io.BytesIO()
     with plain_torch():
         original = torch.serialization.location_tag

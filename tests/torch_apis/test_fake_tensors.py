@@ -1,6 +1,4 @@
-"""FakeTensors say the device that the tensors they stand for say, to the program and to torch
-alike.
-"""
+"""FakeTensors show the device of the tensors they stand for, to program and torch."""
 
 from __future__ import annotations
 

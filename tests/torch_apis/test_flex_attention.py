@@ -1,6 +1,4 @@
-"""``flex_attention`` on the target, with gradients: eager and compiled, held against ordinary
-attention.
-"""
+"""``flex_attention`` with gradients: eager and compiled, against ordinary attention."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ def causal(batch: Any, head: Any, query: Any, key: Any) -> Any:
 
 
 def attend(how: Callable[..., Any], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the result of causal attention and, where they are wanted, the gradients of its
-    inputs.
-    """
+    """Return causal attention and, if wanted, the gradients of its inputs."""
     if how is scaled_dot_product_attention:
         out = how(*tensors, is_causal=True)
     else:

@@ -1,6 +1,4 @@
-"""Kernels that a program registers for its accelerator, in each of torch's ways, run on the
-target.
-"""
+"""Kernels a program registers for its accelerator, in any way, run on the target."""
 
 from __future__ import annotations
 
@@ -135,9 +133,7 @@ def test_it_ends_with_the_scope(way: str, target: str, engine: Any, name: str) -
 
 
 def test_a_kernel_for_the_cpu_is_kept(engine: Any, name: str) -> None:
-    """On a CPU target, whichever of them is registered first; a simulated device is an
-    accelerator.
-    """
+    """On a CPU target, in either order; a simulated device is an accelerator."""
     with torchdevice.portable("cpu", engine=engine):
         op, _kept = _of_library(name, "CPU")
         assert op(torch.ones(2, device="cuda")).tolist() == [0, 0]
@@ -190,9 +186,7 @@ def test_a_kernel_of_autograd(target: str, engine: Any, name: str) -> None:
 
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
 def test_a_kernel_of_torch_serves_only_its_own_device(target: str, engine: Any, name: str) -> None:
-    """torch's CUDA build registers kernels in Python that end in kernels of CUDA, in a scope if it
-    needs them there.
-    """
+    """torch's CUDA build registers Python kernels that call CUDA's, in a scope at need."""
 
     def router(keys: Any, x: torch.Tensor) -> torch.Tensor:
         raise AssertionError("CUDA's kernel was called")
@@ -207,9 +201,7 @@ def test_a_kernel_of_torch_serves_only_its_own_device(target: str, engine: Any, 
 
 
 def test_entering_with_kernels_makes_no_finalizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finalizer in Python would swallow what a handler of a signal raises while a scope is
-    left.
-    """
+    """A Python finalizer would swallow a signal handler's error while a scope is left."""
     library = torch.library.Library("finalized", "DEF")
     library.define("one(Tensor x) -> Tensor")
     with torchdevice.portable("cpu"):

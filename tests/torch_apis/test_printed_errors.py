@@ -1,6 +1,4 @@
-"""Errors that are made a text of inside a scope: by the program, a logger, a worker of a loader,
-another process.
-"""
+"""Errors made text in a scope: by program, logger, loader's worker or another process."""
 
 from __future__ import annotations
 

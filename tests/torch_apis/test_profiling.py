@@ -167,9 +167,7 @@ def test_strict_refuses(target: str) -> None:
 def test_an_asynchronous_target_shows_no_cpu_times_as_device_times(
     model: torch.nn.Module, cuda: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The runtime is made to look asynchronous, as MPS is, whose times the CPU's profiler cannot
-    measure.
-    """
+    """The runtime seems asynchronous, like MPS, whose times the profiler cannot measure."""
     monkeypatch.setattr(type(cuda.runtime), "is_asynchronous", True)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         step(model)

@@ -1,6 +1,4 @@
-"""torch's own sanitizer, and the events on which it runs, on simulated devices: each in a process,
-which it marks.
-"""
+"""torch's sanitizer and its events on simulated devices, each in a process it marks."""
 
 from __future__ import annotations
 

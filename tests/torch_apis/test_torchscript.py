@@ -1,5 +1,4 @@
-"""TorchScript programs with devices in them: scripted, traced and loaded, in a process of their own
-for each target.
+"""TorchScript programs with devices: scripted, traced, loaded, in a process per target.
 
 Torch keeps scripted functions for the life of the process, so each process runs one target.
 """

@@ -1,6 +1,4 @@
-"""Moves as objects: ``ToDevice``, ``DeviceSpec``, ``Prefetcher``; with and without a scope, on one
-device and two.
-"""
+"""Moves as objects: ``ToDevice``, ``DeviceSpec``, ``Prefetcher``, on one device and two."""
 
 from __future__ import annotations
 
@@ -221,9 +219,7 @@ NESTED: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def tensors(batch: Any) -> list[torch.Tensor]:
-    """Return the tensors in a batch, found by pickling: in another way than the package finds
-    them.
-    """
+    """Return a batch's tensors, found by pickling: unlike the package finds them."""
     found = []
 
     class Pickler(pickle.Pickler):
@@ -425,8 +421,7 @@ class TestErrors:
 
 
 class Order(TorchDispatchMode):
-    """What each stream knows to be done when it does something: the order that real streams need to
-    be told.
+    """What each stream knows to be done: the order that real streams must be given.
 
     Attributes:
         known: Stream -> the work that is done before whatever the stream does next.
@@ -485,9 +480,7 @@ def order(pair: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 class TestStreams:
     def test_the_handshake(self, order: Order) -> None:
-        """The copy comes after the work of both devices so far, and before what the target does
-        next.
-        """
+        """The copy follows the work of both devices so far, and precedes the target's next."""
         move, x = ToDevice("cuda:0", "cuda:1"), torch.ones(3, device="cuda:0")
         order.work("input", torch.cuda.current_stream(0))
         order.work("earlier", torch.cuda.current_stream(1))
@@ -680,9 +673,7 @@ class TestStreams:
 
 @pytest.fixture
 def kept(pair: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Any]]:
-    """What ``Tensor.record_stream`` is called with: the address of the memory, and the stream it is
-    kept for.
-    """
+    """``Tensor.record_stream``'s arguments: the memory's address, and the keeping stream."""
     found: list[tuple[int, Any]] = []
     monkeypatch.setattr(
         torch.Tensor,
@@ -730,9 +721,7 @@ def test_the_host_does_not_wait_only_where_its_memory_stays_in_place() -> None:
 
 
 def test_the_host_waits_for_a_device_that_copies_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MPS: its runtime says that an asynchronous copy may return partly copied data, with a scope
-    and without one.
-    """
+    """MPS's runtime warns that an asynchronous copy may return partly copied data."""
     pinned = torch.ones(2)
     monkeypatch.setattr(pinned, "is_pinned", lambda: True)
     assert batch_moves.may_copy_alone(pinned, torch.device("cuda"))
@@ -1007,9 +996,7 @@ class TestThreads:
 
 
 class Counted:
-    """A loader that says how many batches it was asked for, and may fill one buffer again and
-    again, or fail.
-    """
+    """A loader that counts its batches, and may refill one buffer, or fail."""
 
     def __init__(
         self, count: int, *, fails_at: int | None = None, buffer: torch.Tensor | None = None
@@ -1190,9 +1177,7 @@ class TestPrefetcher:
 
 
 def test_importing_it_changes_nothing() -> None:
-    """In a process of its own: outside scopes moves neither enter one nor register the simulated
-    device.
-    """
+    """In its own process: moves outside scopes neither enter one nor register the device."""
     result = run_python(
         "-c",
         "import torch, torchdevice\n"

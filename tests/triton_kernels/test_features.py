@@ -1,6 +1,4 @@
-"""What the language of Triton gives in a scope, compared with torch on the CPU, feature by
-feature.
-"""
+"""Triton's language in a scope, compared with torch on the CPU, by feature."""
 
 from __future__ import annotations
 
@@ -353,9 +351,7 @@ def _descriptors() -> Pairs:
 
 
 def philox(seed: int, offset: int) -> int:
-    """Return the first number of Philox 4x32-10, from its paper: Salmon et al., Parallel Random
-    Numbers, 2011.
-    """
+    """Return Philox 4x32-10's first number, by its paper: Salmon et al., 2011."""
     counter, key = [offset, 0, 0, 0], [seed & 0xFFFFFFFF, seed >> 32]
     for _ in range(10):
         first, second = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]

@@ -1,6 +1,4 @@
-"""Launches: how kernels are reached in a scope, what is undone after it, and what a launch is to
-the rest of torch.
-"""
+"""Launches: ways to kernels in a scope, what is undone, and their place in torch."""
 
 from __future__ import annotations
 
@@ -185,9 +183,7 @@ def test_autotune_takes_the_first_configuration(target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("rep", "fewest", "most"), [(0.001, 1, 1), (1000.0, 9, 100_000)])
 def test_a_kernel_is_timed(target: str, rep: float, fewest: int, most: int) -> None:
-    """A call that takes as long as ``rep`` is not repeated; a shorter one is, as Triton repeats
-    it.
-    """
+    """A call as long as ``rep`` is not repeated; shorter ones are, as by Triton."""
     for options in ({}, {"quantiles": [0, 0.5]}, {"return_mode": "all"}):
         calls: list[Any] = []
         with torchdevice.portable(target):
@@ -255,9 +251,7 @@ def test_a_grid_without_instances_runs_none() -> None:
 
 
 def of_a_library(name: str) -> Any:
-    """An operator with a default kernel, and one for CUDA that launches. Return its library too,
-    which keeps it.
-    """
+    """An operator with a default and a launching CUDA kernel; returns its library too."""
     library = torch.library.Library(name, "DEF")
     library.define("op(Tensor x, Tensor y) -> Tensor")
     library.impl("op", lambda x, y: x - y, "CompositeExplicitAutograd")
@@ -323,9 +317,7 @@ def test_compiled_code_calls_an_operator_that_launches(writes: bool, target: str
     "make", [of_a_library, with_a_default_kernel, for_cuda_only], ids=lambda make: make.__name__
 )
 def test_the_kernel_of_an_operator_for_cuda_launches(make: Any, engine: Any, target: str) -> None:
-    """It is the one that runs, also where the operator has a default kernel, which serves tensors
-    of the host.
-    """
+    """It runs even if the operator has a default kernel, which serves host tensors."""
     name = f"torchdevice_{make.__name__}_{engine}_{target.partition(':')[0]}"
     with torchdevice.portable(target, engine=engine):
         op, _kept = make(name)
@@ -499,9 +491,7 @@ def addresses_one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_blocks_of_whole_rows_and_columns(
     target: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A block that is contiguous along either axis is read and written by its rows, others element
-    by element.
-    """
+    """A block contiguous along an axis is read and written by rows, others by element."""
     seen = addresses_one_by_one(monkeypatch)
     with torchdevice.portable(target):
         for rows, columns, by_rows in ((32, 16, True), (32, 13, False), (29, 16, False)):
@@ -561,9 +551,7 @@ def parting(x, out, N: tl.constexpr):
 
 
 def test_instances_that_go_different_ways() -> None:
-    """Instances run together. Where a condition or a loop parts them, what they did is undone and
-    each part runs.
-    """
+    """Instances run together. If a condition parts them, they are undone and rerun apart."""
     counts = torch.randint(0, 9, (300,), dtype=torch.int32)
     expected = [-1.0 if n % 2 else n * (n - 1) / 2 for n in counts.tolist()]
     with torchdevice.simulate():
@@ -586,9 +574,7 @@ def looping(bounds, out, length, N: tl.constexpr, STEP: tl.constexpr):
 @pytest.mark.parametrize("step", [1, 3, -2])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_loops_with_bounds_of_their_own(target: str, step: int, dtype: torch.dtype) -> None:
-    """Instances whose loops begin and end elsewhere count as Python does, also in loops that never
-    begin.
-    """
+    """Instances whose loops have other bounds count as in Python, also without any turn."""
     bounds = torch.randint(-20, 20, (200, 2)).to(dtype)
     with torchdevice.portable(target):
         out = torch.full((200, 64), 99, dtype=dtype, device="cuda")
@@ -630,9 +616,7 @@ def in_python(x, out, n, N: tl.constexpr):
 def test_what_tritons_compiler_makes_of_python(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``min``, ``max`` and ``not`` part no instances, and ``assert`` is one of the device, for
-    debugging only.
-    """
+    """``min``, ``max``, ``not`` part no instances; ``assert`` is the device's, for debugging."""
     groups = sizes_of_groups(monkeypatch)
     with torchdevice.portable(target):
         x = torch.randn(60, device="cuda")
@@ -652,9 +636,7 @@ def test_what_tritons_compiler_makes_of_python(
 def test_instances_whose_loops_have_as_many_turns_stay_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A persistent kernel begins its loop at the instance's number: 48 instances of 3 turns, and 16
-    of 2.
-    """
+    """A persistent kernel's loop begins at the instance: 48 instances of 3 turns, 16 of 2."""
     groups = sizes_of_groups(monkeypatch)
     with torchdevice.portable("cpu"):
         x = torch.randn(176, 8, device="cuda")
@@ -757,9 +739,7 @@ def test_a_launch_returns_the_compiled_kernel(target: str) -> None:
 def test_collecting_and_inspecting_a_kernel_compiles_nothing(
     target: str, inside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python collects wherever it allocates, and Triton's own ``__del__`` asks for what only a
-    compiled kernel has.
-    """
+    """Python collects anywhere, and Triton's ``__del__`` reads attributes of compiled kernels."""
     asked: list[Any] = []
     compile_kernel = launching.triton.compile_kernel
     monkeypatch.setattr(launching.triton, "compile_kernel", lambda *args, **kw: asked.append(args))

@@ -1,6 +1,4 @@
-"""Mistakes in kernels and launches end with an error on a simulated GPU, and their correct twins do
-not.
-"""
+"""Mistakes in kernels end with an error on a simulated GPU, their correct twins do not."""
 
 from __future__ import annotations
 
@@ -324,9 +322,7 @@ def test_a_lock_orders_instances() -> None:
 
 
 def test_shared_memory_beyond_the_device_models() -> None:
-    """By Triton's own figure, of the kernel that ``warmup`` compiles for the compute capability of
-    the model.
-    """
+    """By Triton's figure for the kernel that ``warmup`` compiles for the model's capability."""
     args = [torch.float16, torch.float16, torch.float32]
     with torchdevice.simulate("a100"):
         compiled = kernels.large_product.warmup(*args, N=64, STEPS=4, num_stages=4, grid=(1,))
@@ -353,9 +349,7 @@ def test_autotune_takes_a_configuration_that_fits() -> None:
 def test_tritons_compiler_reads_a_kernel_once(
     target: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """For each of its specializations: what it prints is printed at compilation, not by the
-    instances.
-    """
+    """Once per specialization: it prints at compilation, not from the instances."""
     with torchdevice.portable(target):
         for size in (32, 32, 64, 32):
             kernels.refused[(4,)](torch.zeros(64, device="cuda"), N=size, WHAT="nothing")

@@ -27,9 +27,7 @@ def test_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
 def test_a_kernel_for_cuda_that_imports_it(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what is missing. A default kernel, which may give other values, does not take
-    its place.
-    """
+    """The error names what is missing. A default kernel with other values does not run."""
     monkeypatch.setitem(sys.modules, "triton", None)
     with torchdevice.portable(target):
         op = torch.library.custom_op(f"torchdevice_without_triton::{target[:3]}", mutates_args=())(

@@ -1,6 +1,4 @@
-"""Indices are verified by the elements that they choose, and arguments that only the CPU writes to
-are found.
-"""
+"""Indices are verified by chosen elements, and writes of only the CPU are found."""
 
 from __future__ import annotations
 

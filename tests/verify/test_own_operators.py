@@ -1,6 +1,4 @@
-"""``verify=`` compares a program's own operators that have a kernel for the target and one for the
-CPU.
-"""
+"""``verify=`` compares a program's operators with kernels for both target and CPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``verify=``: faults that are planted in the simulated device are found, and nothing is where
-there is none.
-"""
+"""``verify=``: planted faults of the simulated device are found, and nothing else."""
 
 from __future__ import annotations
 
@@ -533,9 +531,7 @@ def test_numbers_are_drawn_as_without(target: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")
 def test_backward_raises_what_it_raises_without() -> None:
-    """A function mode that saw the operators of backward would compute this one in a dtype that the
-    CPU has.
-    """
+    """A function mode that saw backward's operators would compute in the CPU's dtype."""
     with torchdevice.portable("cpu", verify=True):
         x = torch.full((2,), 0.5, dtype=torch.complex32, device="cuda", requires_grad=True)
         with pytest.raises(NotImplementedError, match="div_cpu"):

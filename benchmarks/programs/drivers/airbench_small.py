@@ -1,6 +1,4 @@
-"""airbench's own training of a smaller network on 512 images: ``airbench_small.py``. It seeds
-nothing itself.
-"""
+"""airbench's training of a smaller network on 512 images: ``airbench_small.py``, unseeded."""
 
 import torch
 from airbench import CifarLoader, make_net94, train94

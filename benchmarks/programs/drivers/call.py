@@ -1,6 +1,4 @@
-"""Calls a function of a file: ``call.py FILE FUNCTION NAME=TEXT ...``. Of two texts of one name the
-last counts.
-"""
+"""Calls a file's function: ``call.py FILE FUNCTION NAME=TEXT ...``. The last text counts."""
 
 import runpy
 import sys

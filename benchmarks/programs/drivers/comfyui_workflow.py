@@ -1,6 +1,4 @@
-"""Starts ComfyUI's server, sends it a workflow by its API, and stops it: ``comfyui_workflow.py
-FLAGS OF MAIN.PY``.
-"""
+"""Sends ComfyUI's server a workflow by its API: ``comfyui_workflow.py FLAGS OF MAIN.PY``."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""Steps of a small network by DeepSpeed, as its tutorial begins: ``deepspeed_zero.py STAGE``, one
-process.
-"""
+"""DeepSpeed's tutorial on a small network, in one process: ``deepspeed_zero.py STAGE``."""
 
 import os
 import sys

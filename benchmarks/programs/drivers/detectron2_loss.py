@@ -1,6 +1,4 @@
-"""Three steps of detectron2's RetinaNet with random weights on one random image:
-``detectron2_loss.py [cpu]``.
-"""
+"""Three steps of detectron2's RetinaNet, random weights and image: ``detectron2_loss.py [cpu]``."""
 
 import sys
 

@@ -9,9 +9,7 @@ from pathlib import Path
 
 
 def imported(package: str) -> str:
-    """Import all modules of a package of the current folder, and return how many of them could be
-    imported.
-    """
+    """Import all modules of a package in the current folder, and return how many succeeded."""
     files = [
         file.with_suffix("")
         for file in sorted(Path(package).rglob("*.py"))

@@ -1,6 +1,4 @@
-"""A mask of one point of an image, as the README of SAM 2 makes it, with random weights:
-``sam2_image.py [cpu]``.
-"""
+"""A mask of one image point by SAM 2's README, random weights: ``sam2_image.py [cpu]``."""
 
 import sys
 

@@ -1,6 +1,4 @@
-"""Seeds all generators, and runs a program that does not: ``seeded.py PROGRAM.py ARGS`` or
-``seeded.py -m MODULE``.
-"""
+"""Seeds all generators and runs a program: ``seeded.py PROGRAM.py ARGS`` or ``-m MODULE``."""
 
 import random
 import runpy

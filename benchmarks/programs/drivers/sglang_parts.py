@@ -1,6 +1,4 @@
-"""SGLang's rotary embedding, penalties and allocator of tokens, which are torch: ``sglang_parts.py
-[cpu]``.
-"""
+"""SGLang's rotary embedding, penalties and token allocator in torch: ``sglang_parts.py [cpu]``."""
 
 import os
 import sys

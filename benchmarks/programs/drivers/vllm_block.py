@@ -1,6 +1,4 @@
-"""A block of a Llama made of vLLM's layers, and vLLM's sampler: ``vllm_block.py [cpu]``. Random
-weights and prompts.
-"""
+"""A Llama block of vLLM's layers, and its sampler, randomly weighted: ``vllm_block.py [cpu]``."""
 
 import sys
 from dataclasses import replace

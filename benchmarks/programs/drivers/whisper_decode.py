@@ -1,6 +1,4 @@
-"""The lower-level example of whisper's README, with weights from a file: ``whisper_decode.py
-WEIGHTS [cpu]``.
-"""
+"""Whisper's lower-level example, weights from a file: ``whisper_decode.py WEIGHTS [cpu]``."""
 
 import sys
 

@@ -1,5 +1,4 @@
-"""A backend of torch that is not the simulated device's: the PrivateUse1 device ``npu_like``, in
-CPU memory.
+"""A backend beside the simulated device's: the PrivateUse1 device ``npu_like``, in CPU memory.
 
 ``import torch`` loads it through its entry point, as it loads public backends, where this folder is
 on the path. Its kernels are those of the simulated device under another name. They ask no scope:

@@ -1,5 +1,4 @@
-"""``torch.npu_like``: the module of the device, with the names that the modules of public backends
-have.
+"""``torch.npu_like``: the device's module, with the names of public backends' modules.
 
 The names are those of ``torch.xpu`` and of ``torch_npu.npu``. The device has one ordinal and a
 memory of its own.
@@ -210,9 +209,7 @@ def stream(stream: Stream) -> Iterator[None]:
 
 
 def memory_limits(index: int) -> tuple[int, int | None]:
-    """Return the bytes of the device's memory, and those that the program allows itself; None for
-    no limit.
-    """
+    """Return the device's bytes, and those the program allows itself; None for no limit."""
     return TOTAL, None if _fraction == 1.0 else int(TOTAL * _fraction)
 
 

@@ -1,6 +1,4 @@
-"""The model of CUDA's caching allocator, against a slow reference that follows the documented rules
-block by block.
-"""
+"""The model of CUDA's caching allocator, against a slow reference of the documented rules."""
 
 from __future__ import annotations
 
@@ -98,9 +96,7 @@ POOLS = ("all", "small_pool", "large_pool")
 
 
 class Reference:
-    """The documented rules, by linear search over all blocks, with every figure counted anew after
-    every step.
-    """
+    """The documented rules: linear search over all blocks, all figures recounted each step."""
 
     def __init__(self, settings: Settings, limit: int | None) -> None:
         self.settings, self.limit = settings, limit
@@ -300,9 +296,7 @@ def figures(device: Device) -> dict[tuple[str, str], tuple[int, ...]]:
 
 
 def is_sound(device: Device) -> bool:
-    """Whether segments tile, blocks do not overlap, free neighbours are merged, and sums agree with
-    the statistics.
-    """
+    """Whether segments tile, blocks are disjoint, neighbours merged, and sums agree."""
     segments, statistics = device.segments({}), device.statistics()
     parts = [part for segment in segments for part in segment.parts]
     ends = [part.address + part.size for part in parts]
@@ -409,9 +403,7 @@ def test_random_programs(seed: int, text: str, limit: int | None) -> None:
 )
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_that_are_freed_and_requested_again(seed: int, sizes: tuple[int, ...]) -> None:
-    """A request of the size of the block freed last is answered without a search, by the block that
-    a search finds.
-    """
+    """A request like the block freed last gets, without a search, the block a search finds."""
     choose, device = random.Random(seed), Device(0)
     reference = Reference(DEFAULT, None)
     held: list[tuple[int, Block, Piece]] = []
@@ -469,9 +461,7 @@ def test_expandable_segments(seed: int, limit: int | None) -> None:
 
 
 def test_an_expandable_segment_grows_where_others_are_fragmented() -> None:
-    """Requests that grow by a little: usual segments cannot take the next one, expandable ones are
-    extended.
-    """
+    """Slowly growing requests: usual segments cannot serve them, expandable ones grow."""
     reserved = {}
     for text in ("", "expandable_segments:True"):
         device = Device(0)
@@ -650,9 +640,7 @@ def test_tensors_of_other_kinds_have_no_twin(of: Callable[[torch.Tensor], torch.
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.filterwarnings("ignore")
 def test_a_result_in_the_memory_of_an_argument_has_its_storage() -> None:
-    """torch's CPU kernel of this conversion returns a result in the middle of a larger storage, and
-    an argument.
-    """
+    """torch's CPU kernel of it returns a result inside a larger storage, and an argument."""
     with torchdevice.simulate("cuda"):
         rows = torch.eye(4).flip(0).cuda().to_sparse_csr()
         columns, allocated = rows.col_indices(), torch.cuda.memory_allocated()
@@ -732,9 +720,7 @@ def test_views_of_a_result_that_grows_see_its_values_as_on_the_cpu() -> None:
 def test_overlaps_are_judged_as_on_the_cpu(
     shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
-    """torch knows of tensors with gaps by identity alone that they overlap, and of others by their
-    ranges.
-    """
+    """torch finds overlaps of tensors with gaps by identity alone, of others by ranges."""
 
     def refusals(device: str) -> list[str]:
         memory, found = torch.zeros(12, dtype=torch.int32, device=device), []
@@ -768,9 +754,7 @@ WRITTEN: dict[str, Callable[..., Any]] = {
 def test_a_result_with_gaps_and_its_view_are_two_tensors(
     name: str, strides: tuple[int, int], native: str
 ) -> None:
-    """Their CPU tensor must not be one: torch takes a tensor with gaps to overlap with itself
-    alone.
-    """
+    """Their CPU tensors must differ: torch lets one with gaps overlap only itself."""
 
     def written(device: str) -> list[Any]:
         found: list[Any] = []
@@ -1079,9 +1063,7 @@ class TestStatistics:
 @pytest.mark.parametrize("text", ["", "expandable_segments:True", "max_split_size_mb:40"])
 @pytest.mark.parametrize("at", range(1, 6))
 def test_an_interrupt_comes_while_somebody_is_told_of_a_segment(text: str, at: int) -> None:
-    """It comes from an observer here, so that the lines which lay the memory out anew are counted
-    as run.
-    """
+    """It comes from an observer, so that recovering lines are counted as run."""
 
     class Interrupt(BaseException):
         pass
@@ -1206,9 +1188,7 @@ def assert_consistent(device: Device, held: list[Block]) -> None:
 
 
 def history_with_an_interrupt(text: str, number: int) -> int:
-    """Return the lines of the allocator that ran in a random history, in which an interrupt comes
-    at one of them.
-    """
+    """Return allocator lines of a random history with an interrupt at one of them."""
     choose, device, held = random.Random(3), Device(0, lambda index: (200 * MIB, None)), []
     device.configure(parsed(text))
     device.live = lambda device: list(held)

@@ -1,6 +1,4 @@
-"""Rules of CUDA's caching allocator, each at its limits, and what an interrupt leaves of its
-statistics.
-"""
+"""CUDA's caching rules at their limits, and statistics after an interrupt."""
 
 from __future__ import annotations
 
@@ -76,9 +74,7 @@ class TestAddresses:
 
 
 class TestOversize:
-    """``max_split_size_mb``: larger blocks are not split, and released before the whole cache
-    is.
-    """
+    """``max_split_size_mb``: larger blocks stay whole, and go before the whole cache does."""
 
     def test_a_request_of_the_limit_gets_a_block_that_is_not_split(self) -> None:
         one = device("max_split_size_mb:20")
@@ -317,9 +313,7 @@ def stopping(action: str) -> Callable[..., None]:
 
 
 class TestInterrupts:
-    """An interrupt may come between any two lines. What tensors have stays, each block as a segment
-    of its own.
-    """
+    """An interrupt at any line. Tensors keep their blocks, each as a segment of its own."""
 
     @pytest.mark.parametrize("step", ["allocate", "empty_cache"])
     def test_what_is_left(self, step: str) -> None:

@@ -18,9 +18,7 @@ from torchdevice.simulation.allocator import storages
 @pytest.mark.one_engine
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_fork_while_another_thread_allocates(tmp_path: Path) -> None:
-    """The child must not wait for a lock that was held, at the fork, by a thread which the child
-    does not have.
-    """
+    """The child must not wait for a lock that a thread missing in the child held."""
     program = """
     import os, sys, threading, time
     import torch, torchdevice

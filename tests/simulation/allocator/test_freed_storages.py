@@ -1,6 +1,4 @@
-"""Kernels that are given a tensor whose storage was resized: CUDA's error and a lost device, never
-a crash.
-"""
+"""Kernels on a resized storage: CUDA's error and a lost device, never a crash."""
 
 from __future__ import annotations
 

@@ -183,9 +183,7 @@ def test_graphs_that_share_a_pool_reuse_its_memory() -> None:
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("shape", [(1024, 1024), (1024, 512)])  # contiguous, and a transposed part
 def test_a_capture_allocates_nothing_of_its_own(shape: tuple[int, int]) -> None:
-    """A capture keeps copies of what its operators read and write. They are none of the device's
-    memory.
-    """
+    """A capture's copies of read and written tensors are not in the device's memory."""
     whole = torch.ones(1024, 1024, device="cuda")
     x = whole[: shape[1], : shape[0]].t()
     count, graph = torch.ones(MIB, device="cuda"), torch.cuda.CUDAGraph()
@@ -218,9 +216,7 @@ def test_streams_of_a_capture_use_the_pool() -> None:
 
 
 def test_the_pool_of_a_capture_that_fails_ends_with_its_graph() -> None:
-    """An H200 empties its cache in a later capture without an error: the pool is not free
-    (``conformance.json``).
-    """
+    """An H200 empties its cache in a later capture: the pool is not free (conformance.json)."""
     graph = torch.cuda.CUDAGraph()
     pool = torch.cuda.graph_pool_handle()
     with pytest.raises(RuntimeError), torch.cuda.graph(graph, pool=pool):
@@ -283,9 +279,7 @@ def blocks_of(pool: tuple[int, int]) -> list[tuple[int, int, str]]:
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("seed", range(4))
 def test_a_pool_is_laid_out_as_at_its_checkpoint(seed: int) -> None:
-    """Tensors that came later lose their blocks; the block of one that went is freed by its
-    address.
-    """
+    """Later tensors lose their blocks; the block of a gone one is freed by its address."""
     draw = random.Random(seed)
     pool = torch.cuda.graph_pool_handle()
     torch._C._cuda_beginAllocateCurrentThreadToPool(0, pool)

@@ -1,6 +1,4 @@
-"""Operators of cuDNN that a program calls by name, compared with what they compute on the CPU under
-another name.
-"""
+"""cuDNN's operators called by name, compared with the CPU's under another name."""
 
 from __future__ import annotations
 

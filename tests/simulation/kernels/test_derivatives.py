@@ -1,6 +1,4 @@
-"""The kernels above autograd under transforms of functorch, and what the real device cannot
-differentiate.
-"""
+"""Kernels above autograd under functorch, and what the device cannot differentiate."""
 
 from __future__ import annotations
 

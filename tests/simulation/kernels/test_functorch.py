@@ -1,6 +1,4 @@
-"""Transforms of functorch on simulated devices: kernels above autograd are given its wrappers,
-which have no memory.
-"""
+"""functorch on simulated devices: kernels above autograd get memory-less wrappers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Products of half tensors on simulated devices, on a CPU without instructions for them: in
-float32, rounded once.
-"""
+"""Products of simulated halves on a CPU without instructions: in float32, rounded once."""
 
 from __future__ import annotations
 

@@ -47,9 +47,7 @@ def plain(*shape: int) -> torch.Tensor:
 
 
 def values(result: Any) -> list[Any]:
-    """Return what a result consists of: numbers, and for each tensor in it its shape, dtype and
-    numbers.
-    """
+    """Return a result's parts: numbers, and each tensor's shape, dtype and numbers."""
     if isinstance(result, (list, tuple)):
         return [values(each) for each in result]
     if not isinstance(result, torch.Tensor):
@@ -267,9 +265,7 @@ def encoded(device: str, enable_nested_tensor: bool = True) -> torch.Tensor:
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
 def test_an_encoder(target: str, engine: str) -> None:
-    """It takes torch's fast path, whose results are 0 at the padded places, unless it is told not
-    to.
-    """
+    """It takes torch's fast path, with 0 at padded places, unless it is disabled."""
     fast, slow = encoded("cpu"), encoded("cpu", enable_nested_tensor=False)
     padded = ~masked()
     assert not fast[padded].any() and slow[padded].all()

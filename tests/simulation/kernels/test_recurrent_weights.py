@@ -1,6 +1,4 @@
-"""Weights of recurrent networks lie in one piece of memory, as cuDNN wants them, or the program is
-warned.
-"""
+"""Recurrent weights lie in one piece, as cuDNN requires, or the program is warned."""
 
 from __future__ import annotations
 

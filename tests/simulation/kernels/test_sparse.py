@@ -1,6 +1,4 @@
-"""Compressed sparse tensors (CSR, CSC, BSR, BSC) of the simulated device, compared with the CPU to
-the bit.
-"""
+"""Compressed sparse tensors (CSR, CSC, BSR, BSC), simulated and CPU's, equal to the bit."""
 
 from __future__ import annotations
 
@@ -130,9 +128,7 @@ USES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 
 def outcome(use: Callable[..., Any], s: torch.Tensor, d: torch.Tensor) -> Any:
-    """Return what a use gives, on the CPU; the text of what it raises, without the names of
-    backends.
-    """
+    """Return a use's result on the CPU, or its error's text without backends' names."""
     try:
         return use(s, d)
     except Exception as error:
@@ -221,9 +217,7 @@ def all_parts(s: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def test_copies_of_sparse_tensors_to_the_host_are_done(
     make: Callable[[torch.Tensor], torch.Tensor], road: str
 ) -> None:
-    """Garbage for indices would end the process: torch's kernels do not look whether they are
-    valid.
-    """
+    """Garbage indices would end the process: torch's kernels do not check them."""
     with torchdevice.simulate(asynchronous=True):
         there, right = make(PLACES).cuda(), make(PLACES)
         into = make(PLACES * 7).pin_memory()
@@ -348,9 +342,7 @@ SAMPLES = [
 
 
 def samples(op: OpInfo, layout: torch.layout) -> Iterator[tuple[Any, Any]]:
-    """Return arguments in a layout; where torch has no samples in it, those of dense matrices,
-    converted.
-    """
+    """Return arguments in a layout, converted from dense ones if torch has no samples."""
     try:
         found = list(op.sample_inputs_sparse(layout, "cpu", torch.float32))
     except NotImplementedError:

@@ -1,6 +1,4 @@
-"""The cache folder of the native kernels: what is loaded from it, what is refused, and what happens
-then.
-"""
+"""The native kernels' cache folder: what is loaded or refused, and the consequences."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ def library(cache: Path) -> Path:
 
 
 def copying_compiler(folder: Path, then: str = "") -> str:
-    """Write a compiler that copies the library which this machine has: the real one takes half a
-    minute.
-    """
+    """Write a compiler that copies this machine's library; the real one takes half a minute."""
     compiler = folder / "compiler"
     copies = f"shutil.copy({str(building.path())!r}, sys.argv[sys.argv.index('-o') + 1])"
     compiler.write_text(f"#!{sys.executable}\nimport shutil, sys, time\n{copies}\n{then}\n")

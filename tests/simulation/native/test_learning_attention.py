@@ -1,6 +1,4 @@
-"""Attention that autograd watches has one answer, by kernels in C++ and in Python: values,
-gradients, refusals.
-"""
+"""Differentiated attention is alike in C++ and Python: values, gradients, refusals."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ def answers(
     size: int = 16,
     batches: tuple[int, ...] = (2,),
 ) -> dict[str, Any]:
-    """Return what attention gives: its values, the kind of its node, gradients, and their gradients
-    or refusals.
-    """
+    """Return attention's values, kind of node, gradients, and second gradients or refusals."""
     torch.manual_seed(0)
     few = 2 if "enable_gqa" in options else 4
     given = [

@@ -43,9 +43,7 @@ def figures() -> dict[str, Any]:
 
 
 def snapshot() -> Any:
-    """Return the segments without what differs from scope to scope: addresses and the numbers of
-    streams.
-    """
+    """Return segments without scope-dependent parts: addresses and stream numbers."""
     return [
         (
             each["stream"] != 0,

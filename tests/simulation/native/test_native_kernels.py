@@ -247,9 +247,7 @@ def test_an_error_of_a_hook_leaves_backward() -> None:
 
 
 def test_two_threads_compute_at_once() -> None:
-    """No kernel holds Python's lock: while one thread is in a long kernel, another one makes
-    progress.
-    """
+    """No kernel holds the GIL: during a long kernel, another thread makes progress."""
     progress = 0
     during: list[int] = []
     with torchdevice.simulate(count=2, native="always"):
@@ -438,9 +436,7 @@ def test_races_and_recorders_run_in_python() -> None:
 
 
 def test_a_kernel_that_a_scope_registered_ends_with_it() -> None:
-    """An operator whose first call comes while a scope has its own kernel before the simulated
-    device's.
-    """
+    """An operator first called while a scope has a kernel in front of the simulated one."""
     script = """
 import torch, torchdevice
 

@@ -1,6 +1,4 @@
-"""Calls that C++ serves in a way of its own: random numbers, attention, ``out=``, resized storages,
-and copies.
-"""
+"""Calls that C++ serves its own way: random numbers, attention, ``out=``, resizing, copies."""
 
 from __future__ import annotations
 
@@ -133,9 +131,7 @@ def _shown(value: Any) -> Any:
 
 
 def _made(call: Callable[[torch.Tensor], Any], found: list[Any]) -> None:
-    """Make a call, and note its results, their gradient and the memory's statistics, or its
-    error.
-    """
+    """Make a call, and note results, gradient and memory statistics, or its error."""
     try:
         x = torch.randn(2, 2, 5, 5).to("cuda").requires_grad_()
         result = call(x)
@@ -152,9 +148,7 @@ def _made(call: Callable[[torch.Tensor], Any], found: list[Any]) -> None:
 
 
 def _outcome(call: Callable[[torch.Tensor], Any], native: str) -> list[Any]:
-    """Return all that a program can see of a call, made twice: the first call may offer it to
-    C++.
-    """
+    """Return all visible effects of two calls: the first may offer the call to C++."""
     found: list[Any] = []
     with torchdevice.simulate(native=native), warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")

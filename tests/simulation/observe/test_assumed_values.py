@@ -1,6 +1,4 @@
-"""``simulate(compute="meta", values="assume")``: programs that read values run to their end, and
-each line is told.
-"""
+"""``simulate(compute="meta", values="assume")``: value readers finish; lines are reported."""
 
 from __future__ import annotations
 

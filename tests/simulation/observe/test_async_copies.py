@@ -1,6 +1,4 @@
-"""``simulate(asynchronous=True)``: copies that go on after their call, each mistake with its
-correct twin.
-"""
+"""``simulate(asynchronous=True)``: copies that go on; each mistake has a correct twin."""
 
 from __future__ import annotations
 

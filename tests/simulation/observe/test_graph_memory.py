@@ -1,6 +1,4 @@
-"""``races=`` follows the memory of CUDA graphs: their inputs, and the pools that they share. A
-capture runs nothing.
-"""
+"""``races=`` follows CUDA graphs' inputs and shared pools. A capture runs nothing."""
 
 from __future__ import annotations
 
@@ -159,9 +157,7 @@ def test_what_a_capture_recorded_orders_nothing_because_it_did_not_run() -> None
 def test_a_dropped_result_holds_until_another_graph_of_its_pool_has_its_memory(
     order: str, shares: bool
 ) -> None:
-    """The graph ``b`` reads what ``a`` has made. ``c`` has the memory of it if it shares the
-    pool.
-    """
+    """Graph ``b`` reads the result of ``a``. ``c`` has its memory if it shares the pool."""
     x, pool = torch.ones(4, device="cuda"), torch.cuda.graph_pool_handle()
     a, made = captured(lambda: x * 2, pool)
     b, result = captured(functools.partial(torch.add, made, 1), pool)

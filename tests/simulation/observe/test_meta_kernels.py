@@ -69,17 +69,13 @@ def peak_of_layers(memory: str) -> int:
 
 
 def test_a_model_larger_than_this_machine() -> None:
-    """Weights, gradients and the two states of AdamW, with what the optimizer needs; and where they
-    do not fit.
-    """
+    """Weights, gradients, two AdamW states, with temporaries; also where they do not fit."""
     assert peak_of_layers("320GiB") in range(4 * 64, 4 * 64 + 50)
     assert 128 <= peak_of_layers("160GiB") <= 160
 
 
 def sparse(indices: torch.Tensor, values: torch.Tensor, size: int) -> torch.Tensor:
-    """Return a sparse matrix. It is not checked, which takes values; torch warns where nothing says
-    so.
-    """
+    """Return a sparse matrix, unchecked, as that takes values; torch warns otherwise."""
     return torch.sparse_coo_tensor(indices, values, (size, size), check_invariants=False)
 
 
@@ -283,9 +279,7 @@ def test_options_that_contradict_it(options: dict[str, Any], message: str) -> No
 
 @pytest.mark.usefixtures("no_collections")
 def test_compiled_code_computes_no_values_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor's code reads memory, so it must not be made; not for constants of the graph
-    either.
-    """
+    """Inductor's code reads memory, so it is not made, not for a graph's constants either."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("Inductor was called")

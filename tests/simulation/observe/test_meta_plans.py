@@ -1,6 +1,4 @@
-"""``compute="meta"``: a call like an earlier one gives what it would without the earlier one's
-plan.
-"""
+"""``compute="meta"``: a call like an earlier one gives what it would without its plan."""
 
 from __future__ import annotations
 

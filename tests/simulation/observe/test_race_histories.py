@@ -1,6 +1,4 @@
-"""``races=`` on random histories, against a model that looks at every access and asks every
-clock.
-"""
+"""``races=`` on random histories, against a model that checks all accesses and clocks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Bugs from public issues end on a simulated device as on the real one, and their correct twins do
-not.
-"""
+"""Public bugs end alike on real and simulated devices, and their correct twins run."""
 
 from __future__ import annotations
 

@@ -406,9 +406,7 @@ def test_a_kernel_asserts(name: str) -> None:
 
 @pytest.mark.parametrize("lengths", [(3, 2), torch.tensor([3, 2])], ids=["ints", "tensor"])
 def test_targets_of_ctc_loss(lengths: Any) -> None:
-    """The CPU's kernel ends the process where one is far out of range. What only fills a row may be
-    anything.
-    """
+    """The CPU's kernel crashes on a far one. Targets that only fill a row may be anything."""
     probabilities = torch.randn(10, 2, 5, generator=torch.Generator().manual_seed(0)).log_softmax(
         -1
     )

@@ -113,9 +113,7 @@ def test_other_errors_are_kept() -> None:
 
 
 def lacking(op: Any, dtype: torch.dtype) -> list[str]:
-    """Return the names of kernels in the errors of an operator's samples with tensors of a
-    dtype.
-    """
+    """Return kernels' names in an operator's errors for samples of a dtype."""
 
     def given(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):

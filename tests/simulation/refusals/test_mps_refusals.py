@@ -1,6 +1,4 @@
-"""Dtypes that kernels of MPS refuse, on the simulated Mac: in MPS's words, and made again on the
-CPU.
-"""
+"""Dtypes that MPS refuses, on the simulated Mac: in its words, and repeated on the CPU."""
 
 from __future__ import annotations
 

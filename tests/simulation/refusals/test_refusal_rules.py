@@ -1,6 +1,4 @@
-"""The tables of rules, the wrapper that asks them, and attention's kernels against torch's own
-order of checks.
-"""
+"""Tables of rules, their wrapper, and attention's kernels against torch's order of checks."""
 
 from __future__ import annotations
 
@@ -68,9 +66,7 @@ BACKENDS = {
 @pytest.mark.parametrize("model", ["t4", "a100", "rtx4090", "h100"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_what_can_be_used_is_what_runs(model: str, dtype: torch.dtype) -> None:
-    """``can_use_*_attention`` and a call that is limited to the kernel agree, and the numbers are
-    those of products.
-    """
+    """``can_use_*_attention`` agrees with calls of the kernel alone; numbers are products'."""
     asks = {
         "flash": torch.backends.cuda.can_use_flash_attention,
         "mem_efficient": torch.backends.cuda.can_use_efficient_attention,

@@ -1,6 +1,4 @@
-"""Ranks that call different collectives, or wait for each other for ever: an error on every rank,
-no hang.
-"""
+"""Ranks with different collectives or endless waits: an error on each, no hang."""
 
 from __future__ import annotations
 
@@ -266,9 +264,7 @@ def test_the_order_of_ranks_does_not_matter(order: tuple[int, ...]) -> None:
 
 
 def receives(source: int | None, times: int, **begun: int) -> Note:
-    """Return the note of rank 0 of three, which waits for the tensor ``times`` of a rank, or of
-    any.
-    """
+    """Return the note of rank 0 of three, waiting for tensor ``times`` of one or any rank."""
     ranks = [0, 1, 2] if source is None else [source]
     return Note(1, "", Awaited(["send to 0"], times, ranks, source is None), begun)
 

@@ -1,6 +1,4 @@
-"""Compiled programs of two ranks, compared with plain gloo on the CPU: every way to distribute with
-every backend.
-"""
+"""Compiled programs on two ranks, against gloo on the CPU, in every way and backend."""
 
 from __future__ import annotations
 

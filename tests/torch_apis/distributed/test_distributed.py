@@ -30,9 +30,7 @@ from torchdevice.torch_modules.distributed import nccl_group, process_groups
 def torchrun(
     target: str, program: Path, *arguments: str, options: Sequence[str] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program in two processes, on a target with two devices where the target is
-    simulated.
-    """
+    """Run a program in two processes, on two devices if the target is simulated."""
     devices = f"{target}:2" if target == "simulated:cuda" else target
     return run_command(
         "run", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options, str(program), *arguments,
@@ -283,9 +281,7 @@ def assert_compared(target: str, backend: str, **environ: str) -> subprocess.Com
 @pytest.mark.sampled(3, of="programs of two ranks")
 @pytest.mark.one_engine
 def test_collectives_while_torch_debugs_in_detail(target: str) -> None:
-    """torch then logs a hash of each object that is sent by NCCL, which only builds with NCCL can
-    make.
-    """
+    """torch logs hashes of sent NCCL objects then, which only NCCL builds can make."""
     done = assert_compared(target, "nccl", TORCH_DISTRIBUTED_DEBUG="DETAIL")
     assert "_object_to_tensor size" in done.stderr
 
@@ -357,9 +353,7 @@ LAUNCHED = {
 
 
 def losses_in_ranks(folder: Path, library: str, target: str, ranks: int) -> list[list[float]]:
-    """Run the script of a library with a number of ranks, and return the losses that each rank
-    wrote.
-    """
+    """Run a library's script in several ranks, and return each rank's losses."""
     *launcher, script = [word.format(ranks=ranks) for word in LAUNCHED[library]]
     strategy = "fsdp" if library.endswith("fsdp") else "ddp" if ranks > 1 else "auto"
     arguments = [

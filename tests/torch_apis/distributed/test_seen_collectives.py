@@ -1,6 +1,4 @@
-"""Dispatch modes and the profiler see the collectives of a group for NCCL as they see gloo's
-own.
-"""
+"""Dispatch modes and the profiler see an NCCL group's collectives as gloo's own."""
 
 from __future__ import annotations
 

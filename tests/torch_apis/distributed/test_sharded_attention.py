@@ -21,9 +21,7 @@ Mesh = Callable[[int], Any]
 
 @pytest.fixture
 def mesh(cuda: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mesh]:
-    """Make a mesh of so many ranks, of which this process is the first. The others of a larger mesh
-    do nothing.
-    """
+    """Make a mesh of so many ranks, this process the first; others do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     # torch keeps the name of the last group's backend after the group has ended.
@@ -41,9 +39,7 @@ def mesh(cuda: torchdevice.Scope, monkeypatch: pytest.MonkeyPatch) -> Iterator[M
 
 
 def distributed(part: torch.Tensor, mesh: Any, dim: int | None) -> Any:
-    """Return the distributed tensor of which this rank has a part, divided along a dimension, or
-    not divided.
-    """
+    """Return a distributed tensor with this rank's part, divided by a dimension or whole."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     placement = Replicate() if dim is None else Shard(dim)
@@ -58,9 +54,7 @@ def in_ring(mesh: Any) -> AbstractContextManager[Any]:
 
 
 def inputs(rows: int = 8) -> list[torch.Tensor]:
-    """Return a query of 2 batches, 3 heads and 8 rows, and a key and a value of any number of
-    rows.
-    """
+    """Return a query of 2 batches, 3 heads, 8 rows, and keys and values of any length."""
     numbers = torch.Generator().manual_seed(6)
     return [
         torch.randn(2, 3, each, 4, generator=numbers, requires_grad=True)

@@ -1,6 +1,4 @@
-"""Collectives of tensors without elements, of one, of numbers, and of parts that differ from rank
-to rank.
-"""
+"""Collectives of empty tensors, one element, numbers, and parts that differ by rank."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Two agents of torchrun, each with two ranks, as on two hosts. They find each other by this
-machine's loopback.
-"""
+"""Two torchrun agents of two ranks, as on two hosts, meeting on this machine's loopback."""
 
 from __future__ import annotations
 
