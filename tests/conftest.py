@@ -194,8 +194,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="shuffled",
         help="the order of files and of tests in a file",
     )
-    # The variable is for commands that are run as they stand; workers of xdist do not get flags of
-    # PYTEST_ADDOPTS.
+    # The variable is for unmodified commands; xdist's workers get no flags of PYTEST_ADDOPTS.
     given = int(os.environ.get("SHARE", "1"))
     said = "run one of so many parts of the files, drawn by the seed"
     parser.addoption(
@@ -382,8 +381,7 @@ def no_collections() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def torch_is_restored() -> Iterator[None]:
     """Check that all of torch is as before a test. Restore random state and precision."""
-    # torch's own tests, once imported, forbid a program to set flags of torch.backends by
-    # assignment.
+    # torch's tests, once imported, forbid programs to set flags of torch.backends by assignment.
     torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True
     state, precisions = torch.get_rng_state(), snapshot.precisions()
     multithreading = torch._C._is_multithreading_enabled()

@@ -91,8 +91,7 @@ LIMITS: dict[str, str] = {
     "deterministic": "max_pool3d|bicubic",  # have deterministic kernels since torch 2.13 and 2.15
     # Torch 2.11 took other dropouts with cuDNN, and no groups by "efficient".
     "attention": ".* (dropout|groups)",
-    # cuSOLVER has errors of its own there. From torch 2.14 on, combinations do not wait: they use
-    # nonzero_static.
+    # cuSOLVER has its own errors there. From 2.14 on, combinations use nonzero_static: no wait.
     "captures": ".*: (eigh|qr)" if torch.__version__ < "2.14" else ".*: (eigh|qr|combinations)",
 }
 """Fact -> the answers that may differ, as a regular expression: these are of another release, or

@@ -184,8 +184,7 @@ def test_every_optimizer_trains_the_same(
             actual = _train(info, options, "cuda")
             difference = identical(expected, actual, kind)
         if implementation == "capturable":
-            # The plain CPU refuses ``capturable``, whose tensor arithmetic rounds differently from
-            # the default's.
+            # The plain CPU refuses ``capturable``, whose arithmetic rounds unlike the default's.
             torch.testing.assert_close(actual, expected, check_device=False)
         else:
             if difference and kind != "cpu" and implementation == "default":

@@ -90,8 +90,7 @@ def test_cells_run_again_in_any_order_and_after_a_restart(tmp_path: Path) -> Non
         )
         assert use == use_again == "cuda:1 2\n" and leave == "False"
         assert others == [enter, use, leave]
-        # The report is a page inside the notebook, which names cells as IPython does, and not the
-        # kernel's files.
+        # The report is a page in the notebook. It names cells like IPython, not the kernel's files.
         assert report.startswith("<iframe srcdoc=") and "a notebook" in report and "In[" in report
         assert "ipykernel" not in report
         # The error's frames are those of the cell.

@@ -150,9 +150,8 @@ def test_titles_are_the_names_in_the_navigation() -> None:
 
 
 def test_every_block_says_its_language() -> None:
-    # ini, yaml, and the Python of nox: tests/test_recipes.py. ipython: tests/test_magics.py. toml:
-    # tests/devices/test_device_models.py. json, dockerfile: tests/test_ci_page.py. text: what is
-    # printed.
+    # ini, yaml and nox's Python: test_recipes.py. ipython: test_magics.py. toml:
+    # test_device_models.py. json, dockerfile: test_ci_page.py. text: printed output.
     known = {
         "python",
         "sh",

@@ -219,8 +219,7 @@ class TestTrainer:
     def test_float32_gives_the_numbers_of_the_plain_cpu(
         self, target: str, kind: str, tmp_path: Path
     ) -> None:
-        # On a device with its own generator, dropout does not draw from the generator that orders
-        # the samples.
+        # On a device with a generator, dropout does not draw from the one that orders samples.
         dropout = 0.1 if kind == "cpu" else 0.0
         with attention_on(target):
             plain, _ = train(tmp_path / "plain", use_cpu=True, dropout=dropout)

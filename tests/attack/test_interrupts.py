@@ -331,8 +331,7 @@ def test_an_interrupt_in_torchs_own_block(kept: bool, file: str, chosen: str) ->
         )
 
     before = state_of_thread()
-    # Without the collector: in a destructor that it calls, the interrupt would be counted and reach
-    # nobody.
+    # Without the collector: in a destructor that it calls, the interrupt would count and be lost.
     with torchdevice.portable(engine="mode"), garbage_collection.paused():
         call()  # what the first call in a process does once is not counted
         with Injector(-1, interrupt, files=file) as counter:

@@ -892,8 +892,7 @@ class TestTransformers:
 def test_defaults_of_functions_in_python_are_guarded(
     engine: Any, function: Callable[..., torch.Tensor]
 ) -> None:
-    # Dynamo goes into some of them, and guards on their defaults, for which it takes nothing but
-    # functions.
+    # Dynamo goes into some of them, and guards on their defaults, which must be functions.
     with torchdevice.simulate("mps", engine=engine):
         x = torch.arange(16.0, device="cuda").reshape(1, 2, 8)
         assert torch.equal(torch.compile(function, backend="eager", fullgraph=True)(x), function(x))

@@ -236,8 +236,7 @@ class TestFlags:
         owner, _, name = flag.rpartition(".")
         holder = eval(owner, {"torch": torch})
         before = getattr(holder, name)
-        # torch's test utilities, which another test may have imported, forbid changes of cuDNN's
-        # flags.
+        # torch's test utilities, perhaps imported by another test, forbid changes of cuDNN's flags.
         with getattr(torch.backends, "__allow_nonbracketed_mutation")():
             try:
                 setattr(holder, name, value)

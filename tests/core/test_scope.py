@@ -659,8 +659,7 @@ class TestInterruptedThreadState:
             finally:
                 sys.setprofile(before)
         assert found[-1] is mode
-        # What Python itself calls is seen by the profile, and signals are handled between such
-        # calls.
+        # The profile sees Python's own calls, and signals are handled between such calls.
         assert thread_state._stack_length not in asked and thread_state._stack_at not in asked
 
     def test_the_stack_is_looked_at_again_where_it_became_shorter(

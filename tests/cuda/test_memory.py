@@ -141,9 +141,8 @@ def test_the_history_has_stacks_of_cpp(cuda: torchdevice.Scope) -> None:
         assert not any(f"torchdevice{os.sep}cuda" in frame["filename"] for frame in frames)
     name = test_the_history_has_stacks_of_cpp.__name__
     assert name in found["python"] and not any("::mul" in each for each in found["python"])
-    # Nothing more can be said: torch may fail to unwind as far as the interpreter, and where Dynamo
-    # has set its evaluator of frames, torch places Python's frames too far inside, counting the
-    # interpreter's.
+    # torch may fail to unwind as far as the interpreter. Where Dynamo has set its evaluator, torch
+    # counts the interpreter's frames, and places Python's too far inside.
     assert any("::mul" in each for each in found["all"])
 
 

@@ -121,8 +121,7 @@ def test_cuda_takes_a_part_of_a_model() -> None:
     with torchdevice.simulate("t4"):
         free, total = torch.cuda.mem_get_info()
         assert (total - free, total) == (1 << 29, torch.cuda.get_device_properties(0).total_memory)
-    # What the call says of memory is the program's alone, and so is that of a device without a
-    # name.
+    # The call's memory is the program's alone, and so is that of a device without a name.
     for options in ({"profile": "t4", "memory": "1GiB"}, {"memory": "1GiB"}):
         with torchdevice.simulate(**options):
             assert torch.cuda.mem_get_info() == (1 << 30, 1 << 30)

@@ -124,8 +124,7 @@ def test_what_only_cuda_has(cuda: torchdevice.Scope, target: str, name: str) -> 
         if lacks_nothing(op, dtype):
             return
     if target != "cpu" and op.name.startswith("torch.ops.aten._"):
-        # A simulated GPU has these kernels of attention itself, which test_fused_attention.py
-        # compares.
+        # A simulated GPU has these attention kernels itself; test_fused_attention.py compares them.
         return
     for sample in given:
         if op.name in dtype_gaps.LEFT_OUT or is_left_alone(target, op, dtype):

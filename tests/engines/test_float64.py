@@ -21,6 +21,7 @@ from torchdevice.errors import FidelityError, NotSupportedError, PortabilityWarn
 from torchdevice.kernel.fidelity import Fidelity
 
 F64 = torch.float64
+C128 = torch.complex128
 
 TARGETS = ("simulated:mps",)
 

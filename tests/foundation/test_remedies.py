@@ -33,8 +33,7 @@ def notes_of(action: Any, target: str = "simulated:cuda") -> str:
     return "\n".join(getattr(caught.value, "__notes__", []))
 
 
-# What CuPy 14.2 does without a driver: it can be imported, and the first array raises an error of
-# its own.
+# CuPy 14.2 without a driver: it can be imported, and the first array raises an error of its own.
 CUPY = """
 class CUDARuntimeError(RuntimeError): pass
 def asarray(a): raise CUDARuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")

@@ -127,8 +127,7 @@ def test_each_module_that_is_checked_later_is_checked() -> None:
 
 
 def test_the_installed_torch_has_all_names() -> None:
-    # In a process of its own, because modules of torch are imported that other tests expect not to
-    # be.
+    # In a process of its own: other tests expect that these modules of torch are not imported.
     code = (
         "from torchdevice.kernel.torch_internals import missing; print(*missing('at import'), "
         "*missing('later'))"

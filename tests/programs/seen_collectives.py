@@ -90,8 +90,7 @@ def _apart() -> list[Any]:
     dist.all_reduce(mine)
     reduced = [mine.a.tolist()]
     dist.scatter(mine, parts if dist.get_rank() == 0 else None, 0)
-    # Not the second tensors: the class drops their work, and plain torch the memory that it reads
-    # from.
+    # Not the second tensors: the class drops their work, and plain torch the memory it reads.
     return [*reduced, mine.a.tolist()]
 
 

@@ -105,8 +105,7 @@ def test_they_are_those_of_a_simulated_gpu(
     with on(where, engine):
         found = drawn(call)
     for one, other in zip(found, expected, strict=True):
-        # Arithmetic after the numbers, as of a truncated distribution, may round as the target
-        # does.
+        # Later arithmetic, as of a truncated distribution, may round as the target does.
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6, equal_nan=True)
 
 

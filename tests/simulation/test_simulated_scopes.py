@@ -94,8 +94,7 @@ class TestVisibleDevices:
         ("visible", "count"),
         [
             *[("0", 1), ("1,3", 2), ("2,9,0", 1), ("0,1,2,3", 4), ("-1", 0), ("", 0)],
-            # What follows is how torch's own parser reads it: nothing where an ordinal is repeated,
-            # leading numbers.
+            # torch's own parser reads it so: nothing if an ordinal repeats, else leading numbers.
             *[
                 ("0,0", 0),
                 ("0,1,0", 0),

@@ -97,8 +97,7 @@ def own_names(trees: Iterable[ast.Module]) -> set[str]:
             if isinstance(node, (ast.Module, ast.ClassDef)):
                 found.update(_defined(node.body))
             if isinstance(node, ast.ClassDef):
-                # Not in functions outside classes: ``self`` is an object of torch in those that
-                # replace methods.
+                # Not in functions outside classes: ``self`` is torch's object in replacements.
                 found.update(each.attr for each in ast.walk(node) if _is_set(each))
     return {name for name in found if is_private(name)}
 

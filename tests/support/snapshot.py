@@ -214,8 +214,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     ]
     for owner, members in before["members"].items():
         now = after["members"][owner]
-        # By identity, because some replacements equal what they replace; `all(map())` is fast where
-        # nothing changed.
+        # By identity, as some replacements equal the originals; `all(map())` is fast if all agree.
         if len(now) != len(members) or not all(map(operator.is_, members.values(), now.values())):
             found += _changed_members(_name_of(owner), members, now)
     return found

@@ -13,8 +13,7 @@ VOCABULARY = 99
 LENGTH = 7
 MAX_PARAMETERS = 5_000_000
 
-# The names that configs have for sizes. A name is set only where the config has an int by that
-# name.
+# The configs' names for sizes. A name is set only where the config has an int by that name.
 SIZES = {
     "hidden_size": 32,
     "d_model": 32,

@@ -26,8 +26,7 @@ class Numbers(Dataset):
         return 12
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        # A worker process inherits the scope by fork. CUDA cannot be used there if the parent has
-        # used it.
+        # A worker process inherits the scope by fork. CUDA fails there if the parent has used it.
         device = "cpu" if torch.cuda._is_in_bad_fork() else "cuda"
         return {"x": torch.full((3,), float(index), device=device).cpu(), "y": torch.tensor(index)}
 

@@ -138,8 +138,7 @@ OPERATIONS: dict[str, Callable[[torch.Tensor], Any]] = {
         plain(3, 4).to(x.device),
     ),
     "attention": attended,
-    # One head of four numbers: a GPU has no fused kernel for heads of two, and composes as the CPU
-    # does not.
+    # One head of four numbers: GPUs have no fused kernel for heads of two, and compose there.
     "heads": lambda x: nn.MultiheadAttention(4, 1, batch_first=True).to(x.device)(
         *[x.to_padded_tensor(0.0)] * 3, key_padding_mask=~masked().to(x.device), need_weights=False
     ),

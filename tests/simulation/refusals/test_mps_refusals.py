@@ -24,8 +24,7 @@ def square(dtype: torch.dtype, device: str) -> torch.Tensor:
     return eye.to(dtype).to(device)
 
 
-# Functions are looked up when they are called: engine="wrap" does not reach those that a table
-# holds.
+# Functions are looked up at the call: engine="wrap" does not reach those that a table holds.
 CASES: dict[str, tuple[torch.dtype, Callable[[torch.Tensor], torch.Tensor], str]] = {
     "inverse": (C64, lambda x: torch.linalg.inv(x), COMPLEX),
     "determinant": (C64, lambda x: torch.linalg.det(x), COMPLEX),

@@ -299,8 +299,7 @@ def test_accelerates_own_tests(target: str, name: str) -> None:
     script = Path(accelerate, "test_utils", "scripts", f"{name}.py")
     done = torchrun(target, script, ACCELERATE_DEBUG_MODE="1")
     if name == "test_sync" and "Gradients not in sync" in done.stderr:
-        # It draws its data without a seed, and compares gradients that may be near 0 to five
-        # digits.
+        # It draws data without a seed, and compares gradients that may be near 0 to five digits.
         done = torchrun(target, script, ACCELERATE_DEBUG_MODE="1")
     assert_succeeded(done)
 
