@@ -9,7 +9,8 @@ and the target has a device of its own: nothing is made on a wrong device.
   are put there that make the tensor on the target.
 - Functions that choose the device before torch looks for a kernel raise torch's own error:
   ``torch.tensor``, ``as_tensor`` and ``asarray``, constructors of sparse tensors, and ``to`` and
-  ``cuda`` of tensors. The scope adds a note to it (:func:`explain`).
+  ``cuda`` of tensors. The scope adds a note to it (:func:`explain`). A build with CUDA asks for the
+  device once in a process, and then comes to the kernels above.
 """
 
 from __future__ import annotations
