@@ -21,6 +21,7 @@ NOT_OF_TORCH = {
     "_ZN2at6detail19getPrivateUse1HooksEv": "C++",
     "_ZN3c1015GetCPUAllocatorEv": "C++",
     "_ZTVN2at25PrivateUse1HooksInterfaceE": "C++",
+    "_ActionsContainer": "argparse",
     "_GeneratorContextManager": "contextlib",
     "_StderrHandler": "logging",
     "_adjust_thread_count": "concurrent.futures",

@@ -49,7 +49,11 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
                 "_push_mode",
             ],
         },
-        "stand-ins for packages": {"torch.utils._triton": ["has_triton_package"]},
+        "stand-ins for packages": {
+            "torch._C": ["_is_any_autocast_enabled"],
+            "torch.amp.grad_scaler": ["GradScaler._check_inf_per_device"],
+            "torch.utils._triton": ["has_triton_package"],
+        },
         "rewriting device arguments": {
             "torch": [
                 "_GLOBAL_DEVICE_CONTEXT",
@@ -163,7 +167,10 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
                 "DistributedDataParallel._register_builtin_comm_hook",
             ],
             "torch.nn.parallel.data_parallel": ["_get_available_device_type"],
-            "torch.optim.optimizer": ["_get_capturable_supported_devices"],
+            "torch.optim.optimizer": [
+                "Optimizer._patch_step_function",
+                "_get_capturable_supported_devices",
+            ],
             "torch.utils._foreach_utils": ["_group_tensors_by_device_and_dtype"],
         },
         "torch.load": {
@@ -379,7 +386,11 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
             ],
             "torch._dynamo.exc": ["BackendCompilerFailed", "Unsupported"],
             "torch._dynamo.graph_bytecode_inputs": ["index_to_bytecode_constructor"],
-            "torch._dynamo.guards": ["GuardBuilder.DEFAULT_DEVICE", "_get_closure_vars"],
+            "torch._dynamo.guards": [
+                "GuardBuilder.DEFAULT_DEVICE",
+                "GuardBuilder.EQUALS_MATCH",
+                "_get_closure_vars",
+            ],
             "torch._dynamo.output_graph": [
                 "OutputGraph.call_user_compiler",
                 "OutputGraph.init_ambient_guards",
@@ -387,7 +398,7 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
             ],
             "torch._dynamo.source": ["AttrSource", "TorchFunctionModeStackSource"],
             "torch._dynamo.trace_rules": ["SKIP_DIRS_RE", "is_torch_inline_allowed"],
-            "torch._dynamo.utils": ["common_constant_types"],
+            "torch._dynamo.utils": ["build_event", "build_stream", "common_constant_types"],
             "torch._dynamo.variables": ["VariableTracker.build"],
             "torch._dynamo.variables.builder": [
                 "SourcelessBuilder.create",
@@ -467,6 +478,7 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
             "torch.distributed.pipelining.stage": [
                 "_PipelineStageBase._stage_meta",
                 "PipelineStage._recv_meta",
+                "PipelineStage._send_meta",
                 "_StageBackwardMeta",
                 "_derive_grad_metas",
             ],

@@ -257,7 +257,9 @@ class FusedAdagrad(_Fused):
     def _update(
         self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any
     ) -> None:
-        state, weights, decay = self.state[parameter], parameter.to(wide), group["weight_decay"]
+        state = self.state[parameter]
+        weights = parameter.to(wide)
+        decay = group["weight_decay"]
         if not state:
             state["sum"] = torch.zeros_like(parameter, dtype=wide)
         if decay and not self.adagrad_w_mode:

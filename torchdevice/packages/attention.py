@@ -259,7 +259,9 @@ def _torchs(
         if mask is not None and mask.is_floating_point() and mask.dtype != q.dtype:
             # A float32 bias with half-precision queries: rounding would move far keys' scores.
             narrow = q.dtype
-            q, k, v = q.to(mask.dtype), k.to(mask.dtype), v.to(mask.dtype)
+            q = q.to(mask.dtype)
+            k = k.to(mask.dtype)
+            v = v.to(mask.dtype)
     out = _by_torch(q, k, v, mask, is_causal and rows > 1, rule, grouped)
     return Attended(out if narrow is None else out.to(narrow), None, None)
 

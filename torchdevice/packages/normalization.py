@@ -49,7 +49,9 @@ def normalized(
     """
     rows, factor, added = widened(x, weight, bias)
     with unseen():
-        size, computed, rounded = rows.shape[-1:], rows.dtype, dtype or x.dtype
+        size = rows.shape[-1:]
+        computed = rows.dtype
+        rounded = dtype or x.dtype
     if factor is not None and way.centered:
         factor = factor + 1
     with without_autocast(x):

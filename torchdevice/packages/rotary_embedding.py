@@ -26,7 +26,9 @@ def rotated(
     It is computed in float32 or wider, and rounded once.
     """
     with unseen():
-        half, size, dtype = cos.shape[-1], x.shape[-1], x.dtype
+        half = cos.shape[-1]
+        size = x.shape[-1]
+        dtype = x.dtype
     if 2 * half > size:
         raise RuntimeError(f"cos and sin rotate {2 * half} places of a head, and x has {size}.")
     part = x if 2 * half == size else x[..., : 2 * half]

@@ -119,7 +119,8 @@ def _int_mm(self: torch.Tensor, mat2: torch.Tensor, **out: Any) -> Any:
     multiple = "needs to be greater than 0 and a multiple of 8, but got"
     if self.dim() != 2 or mat2.dim() != 2:
         return ""  # the CPU's error
-    rows, inner, columns = *self.shape, mat2.size(1)
+    rows, inner = self.shape
+    columns = mat2.size(1)
     if rows <= 16:
         return f"self.size(0) needs to be greater than 16, but got {rows}"
     if inner % 8:
