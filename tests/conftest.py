@@ -205,7 +205,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     """Return the line of pytest's header that says what is run, and how the same is run again."""
     what = f"engine: {config.getoption('--engine')}; native kernels: {config.getoption('--native')}"
-    what = f"{what}; the default run takes about six minutes on two idle cores"
+    what = f"{what}; the default run takes about five minutes on two idle cores"
     if config.getoption("--share") > 1:
         what = f"{what}; files: one part of {config.getoption('--share')}"
     if config.getoption("--sweep") == "full":
