@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
 from torchdevice.kernel import thread_state
@@ -147,6 +148,24 @@ def test_a_kernel_for_the_cpu_is_kept(engine: Any, name: str) -> None:
             == [11, 11]
         )
         assert op(torch.ones(2)).tolist() == [0, 0]
+
+
+class _Passing(TorchDispatchMode):
+    """A mode of the program's own, which calls each operator."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mode_of_the_program_calls_the_kernel(
+    way: str, target: str, engine: Any, name: str
+) -> None:
+    with torchdevice.portable(target, engine=engine):
+        op, _kept = WAYS[way](name)
+        with _Passing(), _Passing():
+            assert op(torch.ones(2, device="cuda")).tolist() == [11, 11]
 
 
 def test_a_library_that_ended_leaves_nothing(name: str) -> None:

@@ -44,12 +44,24 @@ The first is below modes and subclasses in Python and above all devices, the sec
 and autocast.
 """
 
+_BELOW_MODES = "BackendSelect"
+"""The place below autograd of a program's own operators before torch 2.13. There the first key is
+above modes, and left out of the calls that a mode makes. This one is among the keys of all threads,
+and torch's own operators have kernels under it.
+"""
+
+_MODES_ARE_ABOVE = torch.__version__ >= "2.13"
+"""Whether modes in Python are above the first key."""
+
 _make_library = torch._C._dispatch_library
 _has_fallback = torch._C._dispatch_has_backend_fallback
 _set_included = torch._C._dispatch_tls_set_dispatch_key_included
 
 _KEYS = {name: torch._C._dispatch_key_parse(name) for name in (_BELOW_AUTOGRAD, _ABOVE_AUTOGRAD)}
-_BEHIND = {name: torch._C._dispatch_keyset_full_after(key) for name, key in _KEYS.items()}
+_BEHIND = {
+    name: torch._C._dispatch_keyset_full_after(torch._C._dispatch_key_parse(name))
+    for name in (*_KEYS, _BELOW_MODES)
+}
 
 OF_FRONT = functools.reduce(operator.or_, map(torch._C.DispatchKeySet, _KEYS.values()))
 """The dispatch keys of kernels in front."""
@@ -138,7 +150,7 @@ class _InFront:
         self._name, self._behind = name, _BEHIND[place]
         self.kernels: dict[Any, dict[str, Kernel]] = {}
         # Known from the first call on. A call without tensors does not come to autograd.
-        self._by_device: bool | None = None if place == _BELOW_AUTOGRAD else False
+        self._by_device: bool | None = False if place == _ABOVE_AUTOGRAD else None
 
     def run(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the kernels in front of the kernel that torch would call next, if there are any."""
@@ -210,11 +222,20 @@ def put_in_front(name: str, key: str, kernel: Kernel, by: str) -> None:
         kernel: See :data:`Kernel`. It is in front of the kernels that were put before it.
         by: Who puts it. Each puts one kernel only in front of an operator for a key.
     """
-    place = _ABOVE_AUTOGRAD if key.startswith("Autograd") else _BELOW_AUTOGRAD
+    place = _place(name, key)
     known = _in_front.get((name, place))
     if known is None or by not in known.kernels.get(torch._C._dispatch_key_parse(key), _NONE):
         # On one line: see `put`.
         with _lock: _put_in_front(name, place, key, kernel, by)  # noqa: E701  # fmt: skip
+
+
+def _place(name: str, key: str) -> str:
+    """Return the dispatch key of what stands in front of an operator's kernels for another key."""
+    if key.startswith("Autograd"):
+        return _ABOVE_AUTOGRAD
+    if _MODES_ARE_ABOVE or name.startswith("aten::"):
+        return _BELOW_AUTOGRAD
+    return _BELOW_MODES
 
 
 def _put_in_front(name: str, place: str, key: str, kernel: Kernel, by: str) -> None:
