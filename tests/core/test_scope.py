@@ -865,7 +865,7 @@ def test_a_call_without_the_mode_leaves_no_note_in_torch(family: Any, target: st
     """torch's C++ marks an accelerator as initialised for good after ``_lazy_init`` returned."""
     before = without_a_device(family)
     with torchdevice.portable(target, written_for=family), torch._C.DisableTorchFunction():
-        # Kernels that make tensors on a simulated GPU serve the call there; elsewhere torch refuses.
+        # Kernels that make tensors on a simulated GPU serve the call. Elsewhere torch refuses it.
         with contextlib.suppress(AssertionError, RuntimeError):
             torch.ones(2, device=family)
     assert without_a_device(family) == before
