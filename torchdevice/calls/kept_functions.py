@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 from typing import Any
 
 import torch
@@ -95,11 +96,13 @@ _served: set[tuple[Runtime, str]] = set()
 @functools.cache
 def _put(family: str) -> None:
     key = torch._C._dispatch_key_for_device(family)
-    for name in FACTORIES:
-        torchs = _kernel_of_torch(name, key)
-        registered_kernels.put(
-            name, functools.partial(_made_on_target, name, torchs), key, __file__, with_keys=True
-        )
+    with warnings.catch_warnings():
+        # Builds with CUDA have kernels there, and before torch 2.13 torch warns of the first that
+        # is put over one of its own.
+        warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+        for name in FACTORIES:
+            made = functools.partial(_made_on_target, name, _kernel_of_torch(name, key))
+            registered_kernels.put(name, made, key, __file__, with_keys=True)
 
 
 def _kernel_of_torch(name: str, key: str) -> Any:
