@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice.kernel import thread_state
+from torchdevice.kernel import registered_kernels, thread_state
 from torchdevice.kernel.python import interrupt_safe_exit
 from torchdevice.simulation import device_guard
 from torchdevice.simulation.allocator import storages
@@ -164,6 +164,24 @@ def test_blocks_that_are_interrupted_at_any_time_end_although_the_error_is_kept(
     kept.clear()
     gc.collect()  # an error may be among the local variables of its own frames
     assert not interrupt_safe_exit._unfinished
+
+
+def test_a_thread_whose_keys_were_half_set_gets_all_of_them_back(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_included, calls = registered_kernels._set_included, list[Any]()
+
+    def interrupted(key: Any, wanted: bool) -> None:
+        calls.append(key)
+        if len(calls) == 2:
+            raise kind
+        set_included(key, wanted)
+
+    before = str(torch._C._dispatch_tls_local_include_set())
+    monkeypatch.setattr(registered_kernels, "_set_included", interrupted)
+    with pytest.raises(kind):
+        torchdevice.portable(target="cpu").__enter__()
+    assert str(torch._C._dispatch_tls_local_include_set()) == before and len(calls) > 2
 
 
 def test_a_kept_error_keeps_no_mode_for_hooks(kind: type[BaseException]) -> None:

@@ -268,6 +268,8 @@ def include(wanted: bool) -> None:
     if wanted:
         # On one line: see `put`.
         with _lock: prepare()  # noqa: E701  # fmt: skip
+    # Until all are set. An interrupt may come between two, and the next call sets them anew.
+    _thread.is_included = None
     for key in _KEYS.values():
         _set_included(key, wanted)
     _thread.is_included = wanted
