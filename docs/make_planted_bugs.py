@@ -25,7 +25,7 @@ They are in `tests/support/corpus.py` with their sources.
 {later} of them, a second part, were written down, with the text that a real device gives, before any of them ran here.
 Of these, {at_first} were found when they first ran, and {now} are found now. Of the {mended} between, some are found
 since the simulation was mended, and some since the case was, because torch's own text is another.
-`SILENT_AT_FIRST` in that file says which. `engine="wrap"` finds the same but {wrap}, whose text names no CUDA there.
+`SILENT_AT_FIRST` in that file says which. `engine="mode"` also finds {wrap}, whose text names no CUDA otherwise.
 
 | class | bugs | found | correct programs that fail |
 |---|---|---|---|

@@ -241,6 +241,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what a sample of the sweeps does not contain, unless the sweeps are complete."""
+    # pytest has put the tests in an order of its fixtures, which depends on the hashes of texts.
+    # Each worker must come to the same order.
+    items.sort(key=_place)
     if config.getoption("--targets") == OUT_OF_TREE:
         _keep(
             config,
@@ -268,6 +271,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = set(items).difference(with_kernels)
         items[:] = [*(item for item in items if item in others), *with_kernels]
         _build_kernels_beside(config)
+
+
+def _place(item: pytest.Item) -> tuple[str, int, str]:
+    """Return the file of a test, its line and its name with the case, by which tests sort."""
+    return item.nodeid.partition("::")[0], item.location[1] or 0, item.nodeid
 
 
 def _build_kernels_beside(config: pytest.Config) -> None:
