@@ -100,7 +100,7 @@ class TestNamesake:
         assert status == 1 and "another project of that name, torchdevice 0.1.3" in said
         assert (
             "pip uninstall torchdevice, then pip install --force-reinstall --no-deps "
-            "torchdevice-portable" in said
+            "torchdevice-portable" in " ".join(said.split())
         )
 
 
