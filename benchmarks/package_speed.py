@@ -31,18 +31,18 @@ def _projected(batch: int, rows: int, *, parts: int = 3) -> list[torch.Tensor]:
     return [torch.randn(batch, rows, _HEADS, _SIZE, device="cuda") for _ in range(parts)]
 
 
+def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    """Return torch's attention of tensors in the layout of a projection, and in that layout."""
+    given = (each.transpose(1, 2) for each in (q, k, v))
+    return functional.scaled_dot_product_attention(*given, is_causal=causal).transpose(1, 2)
+
+
 def _attention(rows: int, causal: bool = True) -> Callable[[], Pair]:
     def prepare() -> Pair:
         from flash_attn import flash_attn_func
 
         q, k, v = _projected(2, rows)
-
-        def by_torch() -> torch.Tensor:
-            given = (each.transpose(1, 2) for each in (q, k, v))
-            out = functional.scaled_dot_product_attention(*given, is_causal=causal)
-            return out.transpose(1, 2)
-
-        return by_torch, lambda: flash_attn_func(q, k, v, causal=causal)
+        return (lambda: _attended(q, k, v, causal), lambda: flash_attn_func(q, k, v, causal=causal))
 
     return prepare
 
@@ -54,9 +54,7 @@ def _with_gradients(rows: int) -> Callable[[], Pair]:
         leaves = [each.requires_grad_() for each in _projected(2, rows)]
 
         def by_torch() -> object:
-            given = (each.transpose(1, 2) for each in leaves)
-            out = functional.scaled_dot_product_attention(*given, is_causal=True)
-            return torch.autograd.grad(out.sum(), leaves)
+            return torch.autograd.grad(_attended(*leaves, causal=True).sum(), leaves)
 
         def by_stand_in() -> object:
             return torch.autograd.grad(flash_attn_func(*leaves, causal=True).sum(), leaves)
@@ -100,13 +98,10 @@ def _xformers(rows: int) -> Callable[[], Pair]:
 
         q, k, v = _projected(2, rows)
         mask = LowerTriangularMask()
-
-        def by_torch() -> torch.Tensor:
-            given = (each.transpose(1, 2) for each in (q, k, v))
-            out = functional.scaled_dot_product_attention(*given, is_causal=True)
-            return out.transpose(1, 2)
-
-        return by_torch, lambda: memory_efficient_attention(q, k, v, attn_bias=mask)
+        return (
+            lambda: _attended(q, k, v, True),
+            lambda: memory_efficient_attention(q, k, v, attn_bias=mask),
+        )
 
     return prepare
 
