@@ -187,12 +187,11 @@ def scatter_mean(
 ) -> torch.Tensor:
     """Return the mean of the elements that have the same index; of integers rounded down."""
     dim = _positive(src, dim)
+    index = broadcast(index, src, dim)
     total = _reduced(src, index, dim, out, dim_size, "sum")
-    whole = broadcast(index, src, dim)
-    counts = _reduced(torch.ones_like(src), whole, dim, None, total.shape[dim], "sum").clamp(min=1)
-    if out is None:
-        return _quotient(total, counts)
-    return out.copy_(_quotient(out, counts))
+    counts = _reduced(torch.ones_like(src), index, dim, None, total.shape[dim], "sum").clamp(min=1)
+    found: torch.Tensor = _written(_quotient(total, counts), out)
+    return found
 
 
 def _quotient(total: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
@@ -537,7 +536,7 @@ def scatter_std(
     squares = sums((src - mean.gather(dim, index)).square(), index, dim, out, dim_size)
     divisor = (counts - 1 if unbiased else counts).clamp(min=1)
     found = (squares / (divisor + 1e-6)).sqrt()
-    return found if out is None else out.copy_(found)
+    return _written(found, out)  # type: ignore[no-any-return]
 
 
 @stands_in(_composite("logsumexp", "scatter_logsumexp"))
@@ -570,7 +569,7 @@ def scatter_logsumexp(
     sums = None if out is None else (out - largest).nan_to_num(nan=-math.inf).exp()
     total = _BY_INDEX["sum"](centred.exp(), index, dim, sums, size)
     found = ((total + eps).log() + largest).nan_to_num(neginf=0.0)
-    return found if out is None else out.copy_(found)
+    return _written(found, out)  # type: ignore[no-any-return]
 
 
 @stands_in(_composite("softmax", "scatter_softmax"))
