@@ -14,7 +14,9 @@ import pytest
 import torch
 
 import torchdevice
+from torchdevice.calls import error_texts
 from torchdevice.errors import NoValueError, RaceError
+from torchdevice.kernel.context import Context
 
 PACKAGE = Path(torchdevice.__file__).parent
 
@@ -96,6 +98,22 @@ def test_on_simulated_devices(name: str) -> None:
             assert torch.cuda.memory_allocated() == before
 
 
+@pytest.mark.parametrize("name", FAILING)
+def test_where_a_finalizer_enters_a_scope_meanwhile(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry looks at the variables of the mode's frame, which Python then keeps a copy of."""
+    reword = error_texts.reword
+
+    def enter_and_reword(context: Context, error: BaseException) -> None:
+        with torchdevice.simulate(memory="8GiB"):
+            reword(context, error)
+
+    monkeypatch.setattr(error_texts, "reword", enter_and_reword)
+    with torchdevice.simulate(memory="8GiB"):
+        assert ended_at_once(FAILING[name])
+
+
 RIGHT_ON_A_CPU = {"another device", "a dtype", "no device", "an ordinal"}
 
 
@@ -173,11 +191,9 @@ def _deleted(node: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.one_engine
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
-)
-def test_no_function_keeps_the_error_that_it_raises(path: Path) -> None:
-    assert not list(kept(ast.parse(path.read_text())))
+def test_no_function_keeps_the_error_that_it_raises() -> None:
+    found = {path: list(kept(ast.parse(path.read_text()))) for path in PACKAGE.rglob("*.py")}
+    assert len(found) > 100 and not {path: lines for path, lines in found.items() if lines}
 
 
 @pytest.mark.one_engine

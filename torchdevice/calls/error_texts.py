@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -118,6 +119,18 @@ def _told(context: Context, error: RuntimeError) -> RuntimeError:
 
 Detour = Callable[[Any, Any], Any]
 """Makes a call, given its arguments and keyword arguments."""
+
+
+def detour_after_raised(context: Context, func: Any, rewriter: Rewriter | None) -> Detour | None:
+    """Reword the error that an ``except`` clause handles, and return :func:`detour_after` it.
+
+    Raises:
+        torch.OutOfMemoryError: The error is the target's out-of-memory error.
+    """
+    error = sys.exc_info()[1]
+    assert error is not None, "no error is handled"
+    reword(context, error)
+    return detour_after(error, context, func, rewriter)
 
 
 def detour_after(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchdevice.calls import lookup, rewriters
-from torchdevice.calls.error_texts import OF_TORCH, detour_after, reword
+from torchdevice.calls.error_texts import OF_TORCH, detour_after_raised
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.torch_internals import is_torch_function_all_disabled
@@ -66,12 +66,13 @@ class DeviceMode(thread_state.ContextMode):
                 # Most calls have no keyword arguments, and passing an empty dictionary takes time.
                 return func(*args, **kwargs) if kwargs else func(*args)
             return rewriter(self.context, func, args, kwargs or {})
-        except OF_TORCH as error:
+        # Without a name for the error. `thread_state` reads this frame's variables, of which Python
+        # keeps a copy with the frame, and an error in that copy would hold itself.
+        except OF_TORCH:
             # The mode's scope has ended inside the call, so the error is none of ours to explain.
             if self.context is None:
                 raise
-            reword(self.context, error)
-            detour = detour_after(error, self.context, func, rewriter)
+            detour = detour_after_raised(self.context, func, rewriter)
             if detour is None:
                 raise
         # Outside the `except` clause, so that the second attempt's error does not carry the first

@@ -19,7 +19,10 @@ def with_adapters(model: Any, without: BaseException) -> Any:
     try:
         import peft
     except ImportError:
-        raise without from None
+        try:
+            raise without from None
+        finally:
+            del without  # whose traceback has this frame
     if isinstance(model, peft.PeftModel):
         return model
     targets: Any = "all-linear"

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,6 +96,9 @@ def add(commands: Any) -> None:
 
 def _demo(options: argparse.Namespace) -> int:
     """Run the commands of the story in a folder of their own, which is removed at the end."""
+    # Here, because `run` must import no `queue` before the program's folder is on the path.
+    from concurrent.futures import ThreadPoolExecutor
+
     with tempfile.TemporaryDirectory() as folder:
         for name, text in (("train.py", _TRAIN), ("mixed.py", _MIXED)):
             (Path(folder) / name).write_text(text)

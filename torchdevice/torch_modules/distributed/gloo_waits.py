@@ -55,9 +55,12 @@ def ended(result: futures.Future[Any], patience: datetime.timedelta) -> bool:
         error = result.exception(patience.total_seconds())
     except futures.TimeoutError:
         return False
-    if error is not None:  # raised here, so that no frame of Python's own stands in the traceback
-        raise error
-    return True
+    if error is None:
+        return True
+    try:
+        raise error  # here, so that no frame of Python's own stands in the traceback
+    finally:
+        del error  # whose traceback has this frame
 
 
 def _inbox() -> _Inbox:

@@ -454,14 +454,19 @@ def check_devices(rank: int, index: int, gather: Callable[[torch.Tensor], torch.
     devices = gather(torch.tensor([mine], dtype=torch.int64, device="cpu")).tolist()
     for other, device in enumerate(devices):
         if other != rank and device == mine:
-            # NCCL shows a bus id, whose last 12 bits are the device and function on the bus. Buses
-            # count from 1 here.
-            bus = (mine % (1 << _BITS_OF_ORDINAL) + 1) << 12
-            error = dist.DistBackendError(
-                _DUPLICATE_GPU.format(version=NCCL, rank=rank, other=other, bus=bus)
-            )
-            add_note(error, _ONE_DEVICE_EACH.format(*sorted((rank, other)), index=index))
-            raise error
+            raise _duplicate_gpu(rank, other, index)
+
+
+def _duplicate_gpu(rank: int, other: int, index: int) -> dist.DistBackendError:
+    """Return NCCL's error of two ranks that have the device of an ordinal."""
+    # NCCL shows a bus id, whose last 12 bits are the device and function on the bus. Buses count
+    # from 1 here.
+    bus = (_identity(index) % (1 << _BITS_OF_ORDINAL) + 1) << 12
+    error = dist.DistBackendError(
+        _DUPLICATE_GPU.format(version=NCCL, rank=rank, other=other, bus=bus)
+    )
+    add_note(error, _ONE_DEVICE_EACH.format(*sorted((rank, other)), index=index))
+    return error
 
 
 def _identity(index: int) -> int:
