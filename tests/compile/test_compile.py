@@ -133,15 +133,19 @@ PLAIN: list[Callable[[torch.Tensor], torch.Tensor]] = [
     like,
     attention,
 ]
-STREAMS: list[Callable[[torch.Tensor], torch.Tensor]] = (
-    [synchronizing, in_a_stream, with_an_event] if STREAMS_IN_GRAPHS else []
-)
+STREAMS: list[Callable[[torch.Tensor], torch.Tensor]] = []
+if STREAMS_IN_GRAPHS:
+    STREAMS = [in_a_stream, with_an_event]
+if torch.__version__ >= "2.12":  # Dynamo of torch 2.11 refuses to trace it, on CUDA too
+    STREAMS.append(synchronizing)
 
 
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("function", [*PLAIN, *STREAMS], ids=lambda function: function.__name__)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_whole_graphs(cuda: torchdevice.Scope, kind: str, backend: str, function: Any) -> None:
+    if function is in_a_stream and backend == "aot_eager" and torch.__version__ < "2.12":
+        pytest.skip("torch 2.11 has no wait_stream in graphs of aot_eager (docs/limits.md)")
     x = torch.rand(3).cuda()
     compiled = torch.compile(function, backend=backend, fullgraph=True)(x)
     assert compiled.device.type == kind and torch.allclose(compiled, function(x))

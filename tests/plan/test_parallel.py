@@ -69,7 +69,35 @@ def test_all_ranks_of_a_pipeline(kind: str) -> None:
 def test_a_stage_alone_does_not_know_its_inputs() -> None:
     done = run_command("plan", "--world-size", "2", "--rank", "1", PROGRAM, "pipeline")
     assert done.returncode == 1
-    assert "stage 0, which is not planned. Plan all ranks by --rank all." in done.stderr
+    # From stage 0, and with the pipelines of torch 2.10 to 2.12 from rank 0.
+    assert " 0, which is not planned. Plan all ranks by --rank all." in done.stderr
+
+
+SENDS_SIZES = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+rank, other = dist.get_rank(), 1 - dist.get_rank()
+for size in (1, 2, 3):
+    sizes = [size << 20 if rank == 0 else None, "floats"]
+    if rank == 0:
+        dist.send_object_list(sizes, dst=other)
+    else:
+        assert dist.recv_object_list(sizes, group_src=other) == other
+    x = torch.empty(sizes[0], device="cuda")
+print(f"peak of rank {rank}: {torch.cuda.max_memory_allocated()}", flush=True)
+"""
+
+
+def test_ranks_send_each_other_objects(tmp_path: Path) -> None:
+    program = tmp_path / "sends.py"
+    program.write_text(SENDS_SIZES)
+    found = planned("--world-size", "2", "--rank", "all", str(program))
+    needs = {each["rank"]: each["at least"] - found["context"] for each in found["ranks"]}
+    assert needs[0] == needs[1] == (2 + 3) * 4 << 20
+    alone = run_command("plan", "--world-size", "2", "--rank", "1", str(program))
+    assert alone.returncode == 1 and "Rank 1 gets objects from rank 0, which is not" in alone.stderr
 
 
 def test_a_stage_does_not_wait_for_one_that_ended(tmp_path: Path) -> None:

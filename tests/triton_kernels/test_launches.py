@@ -383,9 +383,11 @@ def test_compiled_code_calls_kernels_in_one_graph(backend: str, target: str) -> 
             leaf
         ).sum().backward()
         assert torch.equal(leaf.grad, torch.full_like(leaf, 1.5))
-    assert not [each for each in messages if "Encountered an exception" in each], (
-        "Dynamo asks what a kernel writes"
-    )
+    # Before torch 2.12 Dynamo takes numbers for constants, and a constant has no `to`, on CUDA too.
+    if torch.__version__ >= "2.12":
+        assert not [each for each in messages if "Encountered an exception" in each], (
+            "Dynamo asks what a kernel writes"
+        )
 
 
 CACHED = """

@@ -89,9 +89,11 @@ def _reported(key: str, requested: str, done: str, fidelity: str) -> None:
     innermost().report(requested, done, Fidelity(fidelity))
 
 
+# As a text: between ranks, Dynamo of torch 2.11 compares the numbers of a graph by names, and gives
+# a constant another name at each attempt.
 @_constant
-def _number_of(key: str, func: Any) -> int:
-    return lookup.NUMBERED.index(lookup.rewriter_of(lookup.table_of(innermost()), func))
+def _number_of(key: str, func: Any) -> str:
+    return str(lookup.NUMBERED.index(lookup.rewriter_of(lookup.table_of(innermost()), func)))
 
 
 @in_place_of(Context.redirect)
@@ -131,7 +133,8 @@ def _handle(self: DeviceMode, func: Any, types: Any, args: Any = (), kwargs: Any
 
     Rewriters are looked up by number, because Dynamo would guard on the table's length.
     """
-    rewriter = lookup.NUMBERED[_number_of(self.context.devices.key, func)]  # type: ignore[union-attr]
+    number = int(_number_of(self.context.devices.key, func))  # type: ignore[union-attr]
+    rewriter = lookup.NUMBERED[number]
     if rewriter is None:
         return func(*args, **kwargs) if kwargs else func(*args)
     return rewriter(self.context, func, args, kwargs or {})  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from torchdevice.torch_modules.distributed import (
     data_parallel,
     dtensor,
     gloo_waits,
+    planned_ranks,
     sharded_attention,
 )
 
@@ -36,7 +37,7 @@ AREAS = (
     ),
     # The other files of these folders import torch.distributed and torch's compilers, which many
     # programs never need. `process_groups` is imported by `data_parallel`.
-    *(torch_compile, data_parallel, dtensor, gloo_waits, sharded_attention),
+    *(torch_compile, data_parallel, dtensor, gloo_waits, planned_ranks, sharded_attention),
     checkpoints,
 )
 """The modules that change names of torch or supply them. No two change the same name, so their

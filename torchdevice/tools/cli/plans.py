@@ -191,7 +191,7 @@ FOLDER_OF_RANKS = "TORCHDEVICE_PLANNED_RANKS"
 
 def _noted(ended: Iterable[tuple[int, Any]], folder: str) -> Iterator[tuple[int, Any]]:
     """Yield the plans of ranks as they end, and leave a file that shows this to the others."""
-    from torchdevice.torch_modules.distributed.process_groups import ENDED
+    from torchdevice.torch_modules.distributed.planned_ranks import ENDED
 
     for rank, plan in ended:
         Path(folder, ENDED.format(rank)).touch()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 import os
-import pickle
-import time
 import types
 import weakref
 import zlib
@@ -279,79 +277,6 @@ def _attach_flight_recorder(
 
     if not isinstance(group, NcclOnGloo):
         original(group, *args, **kwargs)
-
-
-_PIPELINE_STAGE = "torch.distributed.pipelining.stage:PipelineStage"
-
-
-@replaces(_PIPELINE_STAGE, "_recv_meta", native_to="cuda", optional=True)
-def _received_meta(context: Context, original: Any, self: Any, src_stage: int) -> Any:
-    """``PipelineStage._recv_meta``: the other stages do not run in a plan.
-
-    The next stage would tell the gradients of the outputs, which follow from the outputs. The stage
-    before has left the shapes of its outputs where all ranks are planned.
-    """
-    ranks: FakeRanks | None = context.settings.get(FAKE_RANKS)
-    if ranks is None:
-        return original(self, src_stage)
-    if src_stage < self.stage_index:
-        src_rank = self.stage_index_to_group_rank[src_stage]
-        return _left_by(src_rank, ranks.folder, src_stage, self.stage_index)
-    from torch.distributed.pipelining import stage
-
-    return stage._StageBackwardMeta(stage._derive_grad_metas(self._stage_meta.outputs))  # type: ignore[attr-defined]
-
-
-@replaces(_PIPELINE_STAGE, "_send_meta", native_to="cuda", optional=True)
-def _sent_meta(context: Context, original: Any, self: Any, meta: Any, dst_stage: int) -> None:
-    """``PipelineStage._send_meta``: leave the shapes for the plan of the next stage."""
-    ranks: FakeRanks | None = context.settings.get(FAKE_RANKS)
-    if ranks is None:
-        original(self, meta, dst_stage)
-    elif ranks.folder is not None and dst_stage > self.stage_index:
-        path = os.path.join(ranks.folder, f"{self.stage_index}-{dst_stage}")
-        with open(f"{path}.begun", "wb") as file:
-            pickle.dump(meta, file)
-        os.replace(f"{path}.begun", path)  # a whole file, as soon as it is there
-
-
-_LOOK = 0.05
-"""Seconds between two looks for what another plan leaves."""
-
-ENDED = "ended-{}"
-"""The name of the file that shows that the plan of a rank has ended."""
-
-
-def _left_by(src_rank: int, folder: str | None, src_stage: int, stage: int) -> Any:
-    """Return what the plan of a stage before has left, as soon as it is there.
-
-    Args:
-        src_rank: The rank of that stage.
-        folder: See :class:`FakeRanks`.
-        src_stage: The stage.
-        stage: The stage that receives.
-
-    Raises:
-        RuntimeError: There is no such plan, or it has ended.
-    """
-    if folder is None:
-        raise RuntimeError(
-            f"Stage {stage} of a pipeline gets the shapes of its inputs from stage {src_stage}, "
-            "which is not planned. Plan all ranks by --rank all."
-        )
-    path = os.path.join(folder, f"{src_stage}-{stage}")
-    while True:
-        # Asked first: a plan that has ended since has left its file before.
-        has_ended = os.path.exists(os.path.join(folder, ENDED.format(src_rank)))
-        if os.path.exists(path):
-            with open(path, "rb") as file:
-                return pickle.load(file)
-        if has_ended:
-            raise RuntimeError(
-                f"Stage {src_stage} of the pipeline ended before it had the shapes of the inputs "
-                f"of stage {stage}. Its plan shows why."
-            )
-        time.sleep(_LOOK)
 
 
 class ProcessGroupNCCL:
