@@ -16,9 +16,10 @@ FIGURES = Path(__file__).parents[1] / "benchmarks" / "predicted.json"
 
 HEADER = """# Rules of check
 
-`torchdevice check --rules` lists the rules of the [static check](check.md). Each example shows what the command finds
-in it for a Mac. `torchdevice check --select RULE` applies one rule, and `--ignore RULE` leaves it out. The comment
-`# torchdevice: ignore[RULE]` suppresses it for a statement.
+`torchdevice check --rules` lists the rules of the [static check](report.md#static-check). Each
+example shows what the command finds in it for a Mac. `torchdevice check --select RULE` applies one
+rule, and `--ignore RULE` leaves it out. The comment `# torchdevice: ignore[RULE]` suppresses it for
+a statement.
 """
 
 _RULE = """

@@ -29,8 +29,8 @@ HEADER = """# Features by device
 Each cell is the result of a test of
 `pytest --pyargs torchdevice_selftest` on the device: whether it passed, and whether calls in it ran on the CPU because
 the device cannot make them. `simulated:mps` is the runtime of MPS on [a simulated Mac](mps.md). `npu_like` is the
-runtime of [PrivateUse1 backends](runtimes.md) on a backend of the tests, which computes in CPU memory. No column is of
-a real accelerator, because none has run ([where it has run](platforms.md)).
+runtime of [PrivateUse1 backends](contributing.md#a-backend-of-your-own) on a backend of the tests, which computes in
+CPU memory. No column is of a real accelerator, because none has run ([where it has run](platforms.md)).
 
 """
 

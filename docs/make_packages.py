@@ -56,12 +56,12 @@ the process, in no scope, finds a module that the program has imported.
 The kernels of a package refuse some inputs: flash_attn's float32, for example, causal_conv1d's a width of 5, and those
 of xformers keys with fewer heads. The stand-ins of these packages and of mamba_ssm refuse them in the package's words
 on simulated GPUs, and take them on other targets. Dropout draws torch's numbers, which is reported as approximate, so
-`strict=True` refuses it. Calls appear in the [report](report.md) at the program's line.
+`strict=True` refuses it. Calls appear in the [report](report.md#the-report) at the program's line.
 
 A stand-in takes 1.0 to 1.2 times as long as torch's operators for the same mathematics, and up to 1.3 times for tensors
 of a few thousand numbers. `python -m benchmarks --packages` measures it.
 
-[`torchdevice check`](check.md) finds the imports. A package that nothing stands in for raises Python's
+[`torchdevice check`](report.md#static-check) finds the imports. A package that nothing stands in for raises Python's
 `ModuleNotFoundError`, and the last line of the traceback shows what to use
 ([below](#packages-that-nothing-stands-in-for)).
 

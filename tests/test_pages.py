@@ -176,7 +176,7 @@ def train() -> None:
 def given(block: Block) -> dict[str, Any]:
     """Return what a page assumes: a program with model, loader and training function."""
     names = {"torch": torch, "nn": nn, "torchdevice": torchdevice, "Path": Path, "train": train}
-    if block.page == "docs/transfers.md":
+    if "import Prefetcher" in block.text:
         return {
             **names,
             "first": nn.Linear(3, 3),
@@ -187,11 +187,13 @@ def given(block: Block) -> dict[str, Any]:
     return {**names, "model": nn.Linear(3, 2)}
 
 
-SCOPES: dict[str, Any] = {
-    "docs/copies.md": lambda: torchdevice.portable("cpu"),
-    "docs/transfers.md": lambda: torchdevice.simulate(count=2),
-}
-"""The scopes that pages take for granted."""
+def scope_of(block: Block) -> Any:
+    """Return the scope that a page takes for granted."""
+    if "import Prefetcher" in block.text:
+        return torchdevice.simulate(devices=2)
+    if block.page == "docs/copies.md":
+        return torchdevice.portable("cpu")
+    return contextlib.nullcontext()
 
 
 def run_block(block: Block) -> None:
@@ -237,7 +239,7 @@ def test_python_of_the_pages_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     try:
-        with SCOPES.get(block.page, contextlib.nullcontext)(), raised(block):
+        with scope_of(block), raised(block):
             run_block(block)
     finally:
         if torchdevice.current() is not None:
