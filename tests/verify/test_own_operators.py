@@ -51,11 +51,6 @@ WAYS = [by_key, by_cuda, by_device]
 def test_a_kernel_of_the_programs_own(
     library: torch.library.Library, register: Registered, reference: str, wrong: float
 ) -> None:
-    if register is not by_key and torch.__version__ < "2.13":
-        pytest.skip(
-            "torch 2.10 to 2.12 pass over kernels for CUDA inside a TorchDispatchMode "
-            "(docs/limits.md)"
-        )
     library.impl("half", lambda x: x / 2, reference)
     with torchdevice.simulate(verify=True) as scope:
         register(library, "half", lambda x: x / 2 + wrong)
