@@ -68,9 +68,6 @@ print(compiled(torch.ones(4 + dist.get_rank(), device="cuda")).tolist())
 """
 
 
-@pytest.mark.skipif(
-    torch.__version__ < "2.11", reason="torch 2.10's collectives of the compiler fail with any mode"
-)
 @pytest.mark.sampled(1, of="programs of two ranks")
 @pytest.mark.parametrize("engine", ["mode", "wrap"])
 def test_ranks_tell_each_other_what_they_compile(engine: str, tmp_path: Path) -> None:
