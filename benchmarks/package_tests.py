@@ -44,6 +44,7 @@ SUITES = (
     Suite("flash-attention", "2.8.3", "test_rotary.py", 6),
     Suite("apex", "0.1", "L0/run_optimizers/test_adam.py"),
     Suite("apex", "0.1", "L0/run_optimizers/test_fused_optimizer.py"),
+    Suite("apex", "0.1", "L0/run_optimizers/test_fused_novograd.py"),
     Suite("pytorch_scatter", "2.1.2", "test_scatter.py", 30, "test"),
     Suite("pytorch_scatter", "2.1.2", "test_segment.py", 30, "test"),
     Suite("pytorch_scatter", "2.1.2", "test_zero_tensors.py", 30, "test"),
@@ -70,6 +71,7 @@ def run(suite: Suite, sources: Path, target: str, seed: int, limit: int) -> dict
         limit: Seconds for each case.
     """
     source = sources / suite.package
+    tests = source / suite.folder / suite.file
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         options = (
@@ -94,11 +96,12 @@ def run(suite: Suite, sources: Path, target: str, seed: int, limit: int) -> dict
         environment = {"PACKAGE_SOURCE": source, "SAMPLE_SEED": seed, "SAMPLE": suite.sample}
         # From a folder without the package, which would be imported in place of the stand-in.
         subprocess.run(
-            [sys.executable, *words, source / suite.folder / suite.file],
+            [sys.executable, *words, tests],
             cwd=folder,
             env={
                 **os.environ,
-                "PYTHONPATH": str(RESULTS.parents[1]),
+                # Test files import one another by name.
+                "PYTHONPATH": os.pathsep.join((str(RESULTS.parents[1]), str(tests.parent))),
                 **{k: str(v) for k, v in environment.items()},
             },
             check=False,

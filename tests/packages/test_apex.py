@@ -142,6 +142,173 @@ def test_adagrad(decay: float) -> None:
     )
 
 
+def gradients_of_steps(count: int) -> list[list[torch.Tensor]]:
+    """Return gradients of two parameters for some steps, of which the last are small."""
+    torch.manual_seed(1)
+    shapes = (4, 3), (5,)
+    return [
+        [torch.randn(shape, dtype=torch.float64) / (1 + step**2) for shape in shapes]
+        for step in range(count)
+    ]
+
+
+def stepped(make: Any, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    """Return two parameters after four steps of an optimizer with given gradients."""
+    torch.manual_seed(0)
+    given = [torch.nn.Parameter(torch.randn(4, 3).to(dtype)), torch.nn.Parameter(torch.ones(5))]
+    parameters = [torch.nn.Parameter(each.detach().to(dtype)) for each in given]
+    optimizer = make(parameters)
+    for gradients in gradients_of_steps(4):
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.to(dtype)
+        optimizer.step()
+    return [each.detach() for each in parameters]
+
+
+def lamb(
+    weights: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    moments: list[tuple[torch.Tensor, torch.Tensor]],
+    step: int,
+    *,
+    decay: float = 0.01,
+    decoupled: bool = True,
+    averaging: bool = True,
+    corrected: bool = True,
+    nvlamb: bool = False,
+) -> None:
+    """Take one step of the published algorithm, by element: lr 0.05, betas 0.8 and 0.9, norm 1."""
+    total = sum(float(each) ** 2 for gradient in gradients for each in gradient.flatten()) ** 0.5
+    scale = max(total, 1.0)
+    for w, g, (m, v) in zip(weights, gradients, moments, strict=True):
+        changes = []
+        for place in range(w.numel()):
+            each = float(g.flatten()[place]) / scale
+            weight = float(w.flatten()[place])
+            each += 0.0 if decoupled else decay * weight
+            first = m.view(-1)[place] * 0.8 + (0.2 if averaging else 1.0) * each
+            second = v.view(-1)[place] * 0.9 + 0.1 * each**2
+            m.view(-1)[place], v.view(-1)[place] = first, second
+            if corrected:
+                first, second = first / (1 - 0.8**step), second / (1 - 0.9**step)
+            change = first / (second**0.5 + 1e-6)
+            changes.append(float(change) + (decay * weight if decoupled else 0.0))
+        lengths = [sum(x**2 for x in values) ** 0.5 for values in (w.flatten().tolist(), changes)]
+        ratio = lengths[0] / lengths[1] if (decay or nvlamb) and all(lengths) else 1.0
+        w.view(-1)[:] = w.view(-1) - 0.05 * ratio * torch.tensor(changes, dtype=w.dtype)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"decay": 0.0},
+        {"decay": 0.0, "nvlamb": True},
+        {"decoupled": False, "averaging": False},
+        {"corrected": False},
+    ],
+)
+def test_lamb(options: dict[str, Any]) -> None:
+    from apex.optimizers import FusedLAMB
+
+    names = {
+        "decay": "weight_decay",
+        "decoupled": "adam_w_mode",
+        "averaging": "grad_averaging",
+        "corrected": "bias_correction",
+        "nvlamb": "use_nvlamb",
+    }
+    given = {names[name]: value for name, value in options.items()}
+    found = stepped(lambda parameters: FusedLAMB(parameters, 0.05, betas=(0.8, 0.9), **given))
+    weights = [each.clone() for each in stepped(lambda parameters: torch.optim.SGD(parameters, 0))]
+    moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in weights]
+    for step, gradients in enumerate(gradients_of_steps(4), 1):
+        lamb(weights, gradients, moments, step, **options)
+    torch.testing.assert_close(found, weights)
+
+
+def novograd(
+    weights: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    kept: list[dict[str, Any]],
+    step: int,
+    *,
+    decay: float = 0.0,
+    inside: bool = False,
+    norm: int = 2,
+    from_zero: bool = False,
+) -> None:
+    """Take one step of the published algorithm: lr 0.05, betas 0.8 and 0.9."""
+    for w, g, state in zip(weights, gradients, kept, strict=True):
+        numbers = [abs(each) for each in g.flatten().tolist()]
+        length = max(numbers) if norm == 0 else sum(x**2 for x in numbers) ** 0.5
+        if step == 1:
+            state["mean"], state["norm"] = torch.zeros_like(w), 0.0 if from_zero else length
+        if norm == 0:
+            state["norm"] = 0.9 * state["norm"] + 0.1 * length
+        else:
+            state["norm"] = (0.9 * state["norm"] ** 2 + 0.1 * length**2) ** 0.5
+        divisor = state["norm"] / (1 - 0.9**step) ** 0.5 + 1e-8
+        given = g / divisor + decay * w if inside else g
+        state["mean"] = 0.8 * state["mean"] + 0.2 * given
+        change = state["mean"] / (1 - 0.8**step)
+        w.copy_(w - 0.05 * (change if inside else change / divisor + decay * w))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"decay": 0.1},
+        {"decay": 0.1, "inside": True},
+        {"norm": 0},
+        {"from_zero": True},
+        {"norm": 0, "from_zero": True},
+    ],
+)
+def test_novograd(options: dict[str, Any]) -> None:
+    from apex.optimizers import FusedNovoGrad
+
+    names = {
+        "decay": "weight_decay",
+        "inside": "reg_inside_moment",
+        "norm": "norm_type",
+        "from_zero": "init_zero",
+    }
+    given = {names[name]: value for name, value in options.items()}
+    found = stepped(lambda parameters: FusedNovoGrad(parameters, 0.05, betas=(0.8, 0.9), **given))
+    weights = [each.clone() for each in stepped(lambda parameters: torch.optim.SGD(parameters, 0))]
+    kept: list[dict[str, Any]] = [{} for _ in weights]
+    for step, gradients in enumerate(gradients_of_steps(4), 1):
+        novograd(weights, gradients, kept, step, **options)
+    torch.testing.assert_close(found, weights)
+
+
+@pytest.mark.parametrize("name", ["FusedLAMB", "FusedNovoGrad"])
+def test_optimizers_of_layers_in_half_precision(name: str) -> None:
+    import apex.optimizers
+
+    kind = getattr(apex.optimizers, name)
+    wide, narrow = (
+        stepped(lambda given: kind(given, 0.05), dtype) for dtype in (torch.float32, torch.float16)
+    )
+    torch.testing.assert_close([each.float() for each in narrow], wide, atol=5e-3, rtol=5e-3)
+    parameter = torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
+    optimizer = kind([parameter])
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    again = kind([parameter])
+    again.load_state_dict(optimizer.state_dict())
+    again.step()
+    assert again.state[parameter]["exp_avg"].dtype is torch.float16
+    assert again.param_groups[0]["step"] == 2
+    stepped(lambda given: kind(given, 0.05), torch.bfloat16)
+    with torchdevice.simulate("a100"), pytest.raises(RuntimeError, match="only support fp16"):
+        stepped(lambda given: kind(given, 0.05), torch.bfloat16)
+    with pytest.raises(RuntimeError, match="AMSGrad"):
+        kind([parameter], amsgrad=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_scaler_leaves_unscaling_to_an_adam_that_can(dtype: torch.dtype) -> None:
     from apex.optimizers import FusedAdam
@@ -167,11 +334,11 @@ def test_a_scaler_leaves_unscaling_to_an_adam_that_can(dtype: torch.dtype) -> No
 
 def test_what_torch_has_had_since_is_refused_with_its_name() -> None:
     from apex import amp
-    from apex.optimizers import FusedLAMB
+    from apex.optimizers import FusedMixedPrecisionLamb
 
     with pytest.raises(
         torchdevice.errors.NotSupportedError, match=r"apex.amp.initialize.*GradScaler"
     ):
         amp.initialize(None, None, opt_level="O1")
-    with pytest.raises(torchdevice.errors.NotSupportedError, match="FusedLAMB"):
-        FusedLAMB([])
+    with pytest.raises(torchdevice.errors.NotSupportedError, match="FusedLAMB with"):
+        FusedMixedPrecisionLamb([])

@@ -1,14 +1,14 @@
-"""``apex.optimizers``: Adam and SGD by papers and apex's documentation, in float32."""
+"""``apex.optimizers``, by papers and apex's documentation, in float32 or wider."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from torchdevice.packages.registry import refuses, stands_in
+from torchdevice.packages.registry import on_simulated_gpu, refuses, stands_in, widened
 
 
 class _Fused(Optimizer):
@@ -33,28 +33,48 @@ class _Fused(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._begin()
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                if parameter.grad.is_sparse:
-                    raise RuntimeError(
-                        f"{type(self).__name__} takes no sparse gradients. Use "
-                        "torch.optim.SparseAdam."
-                    )
-                wide = torch.promote_types(parameter.dtype, torch.float32)
-                gradient = parameter.grad.to(wide)
-                if factor != 1:
-                    gradient = gradient * factor
-                    parameter.grad.copy_(gradient)  # the program sees it without the scale
-                self._update(parameter, gradient, wide, group)
+            self._update_group(group, self._gradients(group, factor))
         return loss
+
+    def _gradients(self, group: Any, factor: float) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the parameters that have gradients, and these in float32 or wider."""
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            if parameter.grad.is_sparse:
+                raise RuntimeError(
+                    f"{type(self).__name__} takes no sparse gradients. Use torch.optim.SparseAdam."
+                )
+            gradient = _wide(parameter.grad)
+            if factor != 1:
+                gradient = gradient * factor
+                parameter.grad.copy_(gradient)  # the program sees it without the scale
+            yield parameter, gradient
+
+    def _begin(self) -> None:
+        """Compute what a step needs of all gradients together."""
+
+    def _update_group(self, group: Any, given: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for parameter, gradient in given:
+            self._update(parameter, gradient, gradient.dtype, group)
 
     def _update(
         self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any
     ) -> None:
         raise NotImplementedError
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = widened(tensor)[0]
+    return found
+
+
+def _refuse_amsgrad(optimizer: str, amsgrad: bool) -> None:
+    if amsgrad:
+        raise RuntimeError(f"{optimizer} has no AMSGrad. Use torch.optim.AdamW(amsgrad=True).")
 
 
 @stands_in("apex.optimizers.FusedAdam apex.optimizers.fused_adam.FusedAdam")
@@ -90,8 +110,7 @@ class FusedAdam(_Fused):
         capturable: bool = False,
         master_weights: bool = False,
     ) -> None:
-        if amsgrad:
-            raise RuntimeError("FusedAdam has no AMSGrad. Use torch.optim.AdamW(amsgrad=True).")
+        _refuse_amsgrad("FusedAdam", amsgrad)
         defaults = {
             "lr": lr,
             "bias_correction": bias_correction,
@@ -271,7 +290,234 @@ class FusedAdagrad(_Fused):
         parameter.copy_(weights - group["lr"] * change)
 
 
+class _OfLayers(_Fused):
+    """An optimizer that scales the step of each parameter by norms of whole tensors."""
+
+    def _bias_corrections(self, group: Any) -> tuple[float, float]:
+        """Return the weights of the two moments so far."""
+        if not group["bias_correction"]:
+            return 1.0, 1.0
+        first, second = group["betas"]
+        return 1 - first ** group["step"], 1 - second ** group["step"]
+
+    def _check(self, parameter: torch.Tensor) -> None:
+        """Check on a simulated GPU that there is a kernel for the dtype."""
+        kernels = torch.float16, torch.float32
+        if on_simulated_gpu() and parameter.dtype not in kernels:
+            raise RuntimeError(f"{type(self).__name__} only support fp16 and fp32.")
+
+    def _averaged(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, group: Any
+    ) -> torch.Tensor:
+        """Return the running average of gradients, of which the state keeps a rounded copy."""
+        state, first = self.state[parameter], group["betas"][0]
+        share = 1 - first if group["grad_averaging"] else 1.0
+        if "exp_avg" not in state:
+            state["exp_avg"] = torch.zeros_like(parameter)
+        mean = _wide(state["exp_avg"]) * first + share * gradient
+        state["exp_avg"].copy_(mean)
+        return mean
+
+
+@stands_in("apex.optimizers.FusedLAMB apex.optimizers.fused_lamb.FusedLAMB")
+class FusedLAMB(_OfLayers):
+    """LAMB (arXiv 1904.00962): Adam's step, scaled by the norm of each parameter.
+
+    Moments have the dtype of the parameter.
+
+    Args:
+        params: The parameters, or groups of them.
+        lr: The learning rate.
+        bias_correction: Whether the moments are divided by their weights so far.
+        betas: The decay of the two moments.
+        eps: Added to the root of the second moment.
+        weight_decay: The factor of weight decay.
+        amsgrad: Must be False, as in apex.
+        adam_w_mode: Whether weight decay is apart from the gradient.
+        grad_averaging: Whether the first moment takes ``1 - betas[0]`` of the gradient.
+        set_grad_none: Whether ``zero_grad`` drops the gradients.
+        max_grad_norm: The norm of all gradients together to which larger ones are scaled.
+        use_nvlamb: Whether parameters without weight decay are scaled too.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        amsgrad: bool = False,
+        adam_w_mode: bool = True,
+        grad_averaging: bool = True,
+        set_grad_none: bool = True,
+        max_grad_norm: float = 1.0,
+        use_nvlamb: bool = False,
+    ) -> None:
+        _refuse_amsgrad("FusedLAMB", amsgrad)
+        defaults = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "grad_averaging": grad_averaging,
+            "max_grad_norm": max_grad_norm,
+        }
+        super().__init__(params, defaults, set_grad_none)
+        self.adam_w_mode = int(adam_w_mode)
+        self.use_nvlamb = use_nvlamb
+        self._excess: Any = 1.0
+
+    def _begin(self) -> None:
+        """Compute by how much the norm of all gradients exceeds the largest one."""
+        norms = [
+            torch.linalg.vector_norm(gradient)
+            for group in self.param_groups
+            for _, gradient in self._gradients(group, 1.0)
+        ]
+        if norms:
+            device, dtype = norms[0].device, max((each.dtype for each in norms), key=_bytes)
+            whole = torch.stack([each.to(device, dtype) for each in norms])
+            excess = torch.linalg.vector_norm(whole) / self.defaults["max_grad_norm"]
+            self._excess = excess.clamp(min=1.0)
+
+    def _update(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any
+    ) -> None:
+        self._check(parameter)
+        state = self.state[parameter]
+        weights = parameter.to(wide)
+        decay = group["weight_decay"]
+        gradient = gradient / self._excess
+        if decay and not self.adam_w_mode:
+            gradient = gradient + decay * weights
+        mean = self._averaged(parameter, gradient, group)
+        second = group["betas"][1]
+        square = (1 - second) * gradient * gradient
+        if "exp_avg_sq" in state:
+            square = square + second * state["exp_avg_sq"]
+        state["exp_avg_sq"] = square.to(parameter.dtype)
+        of_mean, of_square = self._bias_corrections(group)
+        change = (mean / of_mean) / ((square / of_square).sqrt() + group["eps"])
+        if decay and self.adam_w_mode:
+            change = change + decay * weights
+        change = change.to(parameter.dtype).to(wide)  # as the kernel keeps it between two launches
+        if decay or self.use_nvlamb:
+            change = change * _trust(weights, change)
+        parameter.copy_(weights - group["lr"] * change)
+
+
+def _bytes(dtype: torch.dtype) -> int:
+    return dtype.itemsize
+
+
+def _trust(weights: torch.Tensor, change: torch.Tensor) -> torch.Tensor:
+    """Return the norm of the weights by that of their change; 1 where one of them is 0."""
+    of_weights, of_change = torch.linalg.vector_norm(weights), torch.linalg.vector_norm(change)
+    has_both = (of_weights != 0) & (of_change != 0)
+    return torch.where(has_both, of_weights / of_change, torch.ones_like(of_change))
+
+
+@stands_in("apex.optimizers.FusedNovoGrad apex.optimizers.fused_novograd.FusedNovoGrad")
+class FusedNovoGrad(_OfLayers):
+    """NovoGrad (arXiv 1905.11286): Adam with one second moment for each parameter, of its norm.
+
+    A group keeps the norms in ``exp_avg_sq``: those of parameters in half precision, and the
+    others.
+
+    Args:
+        params: The parameters, or groups of them.
+        lr: The learning rate.
+        bias_correction: Whether the moments are divided by their weights so far.
+        betas: The decay of the two moments.
+        eps: Added to the norm.
+        weight_decay: The factor of weight decay.
+        amsgrad: Must be False, as in apex.
+        reg_inside_moment: Whether the first moment is of normalized and decayed gradients.
+        grad_averaging: Whether the first moment takes ``1 - betas[0]`` of the gradient.
+        norm_type: 2, or 0 for the largest element.
+        init_zero: Whether the norms begin with 0, and not with those of the first step.
+        set_grad_none: Whether ``zero_grad`` drops the gradients.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        reg_inside_moment: bool = False,
+        grad_averaging: bool = True,
+        norm_type: int = 2,
+        init_zero: bool = False,
+        set_grad_none: bool = True,
+    ) -> None:
+        _refuse_amsgrad("FusedNovoGrad", amsgrad)
+        if norm_type not in (0, 2):
+            raise RuntimeError("FusedNovoGrad only support l2/inf norm now.")
+        defaults = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "grad_averaging": grad_averaging,
+            "norm_type": norm_type,
+            "init_zero": init_zero,
+        }
+        super().__init__(params, defaults, set_grad_none)
+        self.moment_mode = 0 if reg_inside_moment else 1
+
+    def _update_group(self, group: Any, given: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        pairs = list(given)
+        halves = [pair for pair in pairs if pair[0].dtype.itemsize == 2]
+        others = [pair for pair in pairs if pair[0].dtype.itemsize != 2]
+        kept = group.setdefault("exp_avg_sq", [None, None])
+        for place, part in enumerate((halves, others)):
+            if not part:
+                continue
+            kept[place] = self._norms([gradient for _, gradient in part], kept[place], group)
+            for (parameter, gradient), norm in zip(part, kept[place], strict=True):
+                self._check(parameter)
+                self._update_by(parameter, gradient, norm.to(gradient), group)
+
+    def _norms(
+        self, gradients: list[torch.Tensor], before: torch.Tensor | None, group: Any
+    ) -> torch.Tensor:
+        """Return the running norms, one for each gradient."""
+        power = group["norm_type"] or float("inf")
+        norms = torch.stack(
+            [torch.linalg.vector_norm(each, power).to(gradients[0]) for each in gradients]
+        )
+        if before is None and not group["init_zero"]:
+            return norms
+        before = torch.zeros_like(norms) if before is None else before.to(norms)
+        second = group["betas"][1]
+        if group["norm_type"] == 0:
+            return second * before + (1 - second) * norms
+        return (second * before.square() + (1 - second) * norms.square()).sqrt()
+
+    def _update_by(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, norm: torch.Tensor, group: Any
+    ) -> None:
+        weights, decay = parameter.to(gradient.dtype), group["weight_decay"]
+        of_mean, of_square = self._bias_corrections(group)
+        divisor = norm / of_square**0.5 + group["eps"]
+        if self.moment_mode == 0:
+            gradient = gradient / divisor + decay * weights
+            change = self._averaged(parameter, gradient, group) / of_mean
+        else:
+            mean = self._averaged(parameter, gradient, group) / of_mean
+            change = mean / divisor + decay * weights
+        parameter.copy_(weights - group["lr"] * change)
+
+
 refuses(
-    "apex.optimizers.FusedLAMB apex.optimizers.FusedNovoGrad",
-    "Use FusedAdam, or an optimizer of torch.optim.",
+    "apex.optimizers.FusedMixedPrecisionLamb",
+    "Use apex.optimizers.FusedLAMB with torch.autocast('cuda').",
 )
