@@ -256,6 +256,10 @@ class TestModules:
 def test_run_gives_it_to_programs(tmp_path: Path) -> None:
     text = "from flash_attn import flash_attn_func\nprint(flash_attn_func.__name__)\n"
     assert run_program(tmp_path, text, options=["--target", "cpu"]).stdout == "flash_attn_func\n"
+    lacking = run_program(
+        tmp_path, "from flash_attn.ops.rms_norm import nothing", options=["--target", "cpu"]
+    )
+    assert "This module is torchdevice's stand-in" in lacking.stderr
     absent = run_program(tmp_path, text, options=["--target", "cpu", "--packages", "absent"])
     assert "ModuleNotFoundError: No module named 'flash_attn'" in absent.stderr
 

@@ -7,6 +7,7 @@ package that is there and fails for want of CUDA raises its own errors.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 from torchdevice.kernel.python import uncaught_errors
@@ -146,3 +147,10 @@ for _name in PACKAGES.keys() - {"triton"}:  # of which uncaught_errors.py says h
         f"packages='absent'."
     )
     uncaught_errors.note_missing(re.escape(_name) + r"(\..*)?", _note)
+
+# `from flash_attn import name` raises Python's own ImportError, which has only the file's name.
+uncaught_errors.note_lacking(
+    str(Path(__file__).with_name("finder.py")),
+    "This module is torchdevice's stand-in, which has a part of the package. docs/packages.md "
+    "lists its names.",
+)

@@ -53,6 +53,15 @@ _MISSING: dict[str, str] = {}
 """Modules that are missing -> a note on the error, registered by :func:`note_missing`."""
 
 
+_LACKING: dict[str, str] = {}
+"""Files of modules -> a note on the error that one lacks a name which is imported from it."""
+
+
+def note_lacking(file: str, note: str) -> None:
+    """Register a note on ImportError for a name that a module of a file lacks."""
+    _LACKING[file] = note
+
+
 def note_missing(pattern: str, note: str) -> None:
     """Register a note on ModuleNotFoundError for modules that match a regular expression."""
     _MISSING[pattern] = note
@@ -106,9 +115,15 @@ def _add_remedies(error: BaseException, entries: list[TracebackType]) -> None:
     remedies = _REMEDIES
     if isinstance(error, ModuleNotFoundError):
         names, remedies = [str(error.name)], {**_REMEDIES, **_MISSING}
-    for pattern, remedy in remedies.items():
-        is_new = remedy not in getattr(error, "__notes__", ())
-        if is_new and any(re.fullmatch(pattern, name) for name in names):
+    found = [
+        remedy
+        for pattern, remedy in remedies.items()
+        if any(re.fullmatch(pattern, name) for name in names)
+    ]
+    if isinstance(error, ImportError) and error.path in _LACKING:
+        found.append(_LACKING[error.path])
+    for remedy in found:
+        if remedy not in getattr(error, "__notes__", ()):
             add_note(error, remedy)
 
 
