@@ -96,6 +96,9 @@ class _Fused(nn.Module):
         memory_efficient: bool = False,
     ) -> None:
         super().__init__()
+        # TorchScript keeps what an instance has.
+        self.is_rms = type(self).is_rms
+        self.mixed = type(self).mixed
         self.normalized_shape, self.eps = _shape(normalized_shape), eps
         self.elementwise_affine, self.memory_efficient = elementwise_affine, memory_efficient
         self.register_parameter(

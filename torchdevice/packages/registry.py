@@ -16,6 +16,7 @@ import torch
 from torchdevice.calls import traced
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.thread_state import refuse, state
+from torchdevice.packages import scripted
 
 T = TypeVar("T")
 
@@ -44,7 +45,9 @@ PACKAGES: dict[str, Package] = {
         ("flash_attention", "rotary_embedding", "normalization", "cross_entropy"),
     ),
     "flash_attn_interface": Package("flash-attn-3", "3.0.0", ("flash_attention_3",)),
-    "xformers": Package("xformers", "0.0.32", ("xformers_attention", "gated_linear_unit")),
+    "xformers": Package(
+        "xformers", "0.0.32", ("xformers_attention", "gated_linear_unit")
+    ),
     "causal_conv1d": Package("causal-conv1d", "1.5.2", ("causal_convolution",)),
     "mamba_ssm": Package(
         "mamba-ssm",
@@ -159,6 +162,7 @@ def _reporting(function: Any, name: str, fidelity: Fidelity, note: str) -> Any:
         report(name, done, fidelity)
         return function(*args, **kwargs)
 
+    scripted.called_by_scripts(function, called)
     return called
 
 
@@ -175,6 +179,8 @@ def _reporting_class(kind: Any, name: str, fidelity: Fidelity, note: str) -> Any
         construct(self, *args, **kwargs)
 
     kind.__init__ = __init__
+    if issubclass(kind, torch.nn.Module):
+        scripted.module_in_scripts(kind)
     return kind
 
 
