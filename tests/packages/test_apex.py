@@ -284,6 +284,54 @@ def test_novograd(options: dict[str, Any]) -> None:
     torch.testing.assert_close(found, weights)
 
 
+@pytest.mark.parametrize("clip", [False, True])
+def test_larc(clip: bool) -> None:
+    from apex.parallel.LARC import LARC
+
+    def make(parameters: Any) -> Any:
+        own = torch.optim.SGD(parameters, 0.05, momentum=0.9, weight_decay=0.1)
+        return LARC(own, 0.01, clip=clip)
+
+    found = stepped(make)
+    weights = [each.clone() for each in stepped(lambda parameters: torch.optim.SGD(parameters, 0))]
+    speeds = [torch.zeros_like(each) for each in weights]
+    for gradients in gradients_of_steps(4):
+        for w, g, speed in zip(weights, gradients, speeds, strict=True):
+            size, slope = (sum(x**2 for x in each.flatten().tolist()) ** 0.5 for each in (w, g))
+            factor = 0.01 * size / (slope + 0.1 * size + 1e-8)
+            if clip:
+                factor = min(factor / 0.05, 1)
+            speed.copy_(0.9 * speed + factor * (g + 0.1 * w))
+            w.sub_(0.05 * speed)
+    torch.testing.assert_close(found, weights)
+
+
+def test_larc_is_the_optimizer_inside() -> None:
+    from apex.parallel import LARC
+
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    inner = torch.optim.SGD([parameter], 0.5, weight_decay=0.25)
+    optimizer = LARC(inner)
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert parameter.tolist() == [-0.5, -0.5] and optimizer.param_groups is inner.param_groups
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert inner.param_groups[0]["weight_decay"] == 0.25 and optimizer.state is inner.state
+    optimizer.zero_grad()
+    assert parameter.grad is None and repr(optimizer) == repr(inner)
+    with pytest.raises(RuntimeError, match="closure"):
+        optimizer.step(lambda: (_ for _ in ()).throw(RuntimeError("closure")))
+    assert inner.param_groups[0]["weight_decay"] == 0.25
+
+
+def test_batch_normalization_with_channels_last_and_a_relu() -> None:
+    from apex.parallel import SyncBatchNorm
+
+    layer = SyncBatchNorm(3, channel_last=True, fuse_relu=True).eval()
+    x, z = torch.randn(2, 4, 3), torch.randn(2, 4, 3)
+    torch.testing.assert_close(layer(x, z), (x / (1 + 1e-5) ** 0.5 + z).relu())
+
+
 @pytest.mark.parametrize("name", ["FusedLAMB", "FusedNovoGrad"])
 def test_optimizers_of_layers_in_half_precision(name: str) -> None:
     import apex.optimizers

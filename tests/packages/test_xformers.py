@@ -173,3 +173,42 @@ def test_swiglu(packed: bool) -> None:
     torch.testing.assert_close(
         swiglu(x, w1, b1, w2, b2, module.w3.weight, module.w3.bias), expected
     )
+
+
+def test_rows_are_chosen_from_batches_and_added_to_them() -> None:
+    from xformers.ops import index_select_cat, scaled_index_add
+
+    one, two = drawn(3, 2), drawn(4, 5)
+    found = index_select_cat([one, two], [torch.tensor([2, 0]), torch.tensor([1])])
+    expected = torch.stack([one[2, 0], one[2, 1], one[0, 0], one[0, 1], *two[1]])
+    same_with_gradients(found, expected, (one, two))
+
+    source, scaling = drawn(2, 2, 3), drawn(3)
+    given = torch.zeros(4, 2, 3, dtype=torch.float64)
+    found = scaled_index_add(given, torch.tensor([3, 1]), source, scaling, 0.5)
+    assert found is given
+    rows = [torch.zeros_like(source[0])] * 4
+    rows[3], rows[1] = 0.5 * scaling * source[0], 0.5 * scaling * source[1]
+    same_with_gradients(found, torch.stack(rows), (source, scaling))
+
+
+def test_normalizations() -> None:
+    from xformers.ops import RMSNorm, rms_norm, rms_norm_add
+
+    x, y, weight = drawn(2, 3, 4), drawn(2, 3, 4), drawn(4)
+    expected = x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    same_with_gradients(rms_norm(x, weight, 1e-3), expected * weight, (x, weight))
+    layer = RMSNorm(4, include_weight=False, eps=1e-3)
+    torch.testing.assert_close(layer(x), expected)
+    total = (x + y).detach()
+    expected = total / (total.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+    with torch.no_grad():
+        for normalize in (
+            lambda a: rms_norm_add(a, y, None, 1e-3),
+            lambda a: layer.increment_and_forward_(a, y),
+        ):
+            given = x.clone()
+            torch.testing.assert_close(normalize(given), expected)
+            torch.testing.assert_close(given, total)
+    with torchdevice.simulate("a100"), pytest.raises(ValueError, match="Gradients not supported"):
+        rms_norm(torch.ones(2, device="cuda", requires_grad=True), None)

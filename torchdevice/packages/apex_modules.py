@@ -1,4 +1,4 @@
-"""``apex.normalization``, and ``apex.amp`` and ``apex.parallel``, which torch has taken over."""
+"""``apex.normalization``, and ``apex.amp``, which torch has taken over."""
 
 from __future__ import annotations
 
@@ -161,12 +161,3 @@ refuses("apex.amp.initialize apex.amp.scale_loss apex.amp.master_params apex.amp
 refuses(
     "apex.amp.load_state_dict apex.amp.half_function apex.amp.float_function apex.amp.init", _AMP
 )
-refuses("apex.parallel.DistributedDataParallel", "Use torch.nn.parallel.DistributedDataParallel.")
-
-
-@stands_in("apex.parallel.convert_syncbn_model")
-def convert_syncbn_model(
-    module: nn.Module, process_group: Any = None, channel_last: bool = False
-) -> nn.Module:
-    """Return a model whose batch normalizations have the statistics of all ranks."""
-    return nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)

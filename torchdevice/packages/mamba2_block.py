@@ -19,7 +19,7 @@ from torchdevice.packages.causal_convolution import (
     causal_conv1d_varlen_states,
 )
 from torchdevice.packages.gated_normalization import RMSNorm
-from torchdevice.packages.registry import refuses, stands_in
+from torchdevice.packages.registry import stands_in
 from torchdevice.packages.selective_scan import selective_state_update
 from torchdevice.packages.state_space_duality import (
     mamba_chunk_scan_combined,
@@ -315,8 +315,3 @@ class Mamba2(nn.Module):
         if self.layer_idx not in kept:
             kept[self.layer_idx] = self.allocate_inference_cache(batch, 0)
         return kept[self.layer_idx]
-
-
-_INSTEAD = "Use the model of the transformers library, which has a path without CUDA."
-
-refuses("mamba_ssm.MambaLMHeadModel mamba_ssm.models.mixer_seq_simple.MambaLMHeadModel", _INSTEAD)

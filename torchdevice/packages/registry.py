@@ -46,7 +46,7 @@ PACKAGES: dict[str, Package] = {
     ),
     "flash_attn_interface": Package("flash-attn-3", "3.0.0", ("flash_attention_3",)),
     "xformers": Package(
-        "xformers", "0.0.32", ("xformers_attention", "gated_linear_unit")
+        "xformers", "0.0.32", ("xformers_attention", "gated_linear_unit", "xformers_operators")
     ),
     "causal_conv1d": Package("causal-conv1d", "1.5.2", ("causal_convolution",)),
     "mamba_ssm": Package(
@@ -58,6 +58,7 @@ PACKAGES: dict[str, Package] = {
             "gated_normalization",
             "mamba_block",
             "mamba2_block",
+            "mamba_models",
         ),
     ),
     "torch_scatter": Package("torch-scatter", "2.1.2", ("scattering",)),
@@ -65,7 +66,7 @@ PACKAGES: dict[str, Package] = {
     "MultiScaleDeformableAttention": Package(
         "MultiScaleDeformableAttention", "1.0", ("deformable_attention",)
     ),
-    "apex": Package("apex", "0.1", ("apex_modules", "apex_optimizers")),
+    "apex": Package("apex", "0.1", ("apex_modules", "apex_optimizers", "apex_parallel")),
     "pynvml": Package("nvidia-ml-py", "12.570.86", ("nvml",)),
     "triton": Package("triton", "3.5.0", ("triton_without_wheel",), needed=sys.platform != "linux"),
 }
