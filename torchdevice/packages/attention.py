@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from torchdevice.packages.registry import unseen, without_autocast
+from torchdevice.packages.registry import unseen, wide_dtype, without_autocast
 
 _ROWS = 1024
 """Rows of one block, where each row sees only some of the keys."""
@@ -188,7 +188,9 @@ def _nothing(
     if torch.is_grad_enabled():
         linked = (q.sum() + k.sum() + v.sum()) * 0
     out = q.new_zeros(batch, rows, heads, v.shape[-1]) + torch.nan_to_num(linked)
-    infinite = torch.full((batch, heads, rows), math.inf, dtype=_wide(q.dtype), device=q.device)
+    infinite = torch.full(
+        (batch, heads, rows), math.inf, dtype=wide_dtype(q.dtype), device=q.device
+    )
     none = q.new_zeros(batch, heads, rows, k.shape[1])
     return Attended(out, infinite if lse else None, none if weights else None)
 
@@ -207,11 +209,6 @@ def _along_rows(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
     """Return parts one after the other; None where one of them was not asked for."""
     given = [part for part in parts if part is not None]
     return torch.cat(given, 2) if len(given) == len(parts) else None
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which scores are computed."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _distance(q: torch.Tensor, k: torch.Tensor, block: _Block) -> torch.Tensor:
@@ -237,7 +234,7 @@ def _bias(
     """Return what is added to the scores of a block, or None: (batch or 1, heads, rows, keys)."""
     bias = None
     if rule.slopes is not None:
-        slopes = rule.slopes.to(_wide(q.dtype)).reshape(-1, q.shape[2], 1, 1)
+        slopes = rule.slopes.to(wide_dtype(q.dtype)).reshape(-1, q.shape[2], 1, 1)
         bias = -slopes * distance.abs()
     if rule.bias is not None:
         part = rule.bias[..., block.start : block.start + q.shape[1], block.first : block.last]
@@ -314,7 +311,7 @@ def _own(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rule: Rule, block: _Block, *, weights: bool
 ) -> Attended:
     """Compute a block with its scores: in float32 or wider, rounded once."""
-    wide = _wide(q.dtype)
+    wide = wide_dtype(q.dtype)
     groups = q.shape[2] // k.shape[2]
     scale = q.shape[-1] ** -0.5 if rule.scale is None else rule.scale
     rows, keys, values = (each.transpose(1, 2).to(wide) for each in (q, k, v))

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from torchdevice.packages.kernel_refusals import check_convolution, check_update_of_convolution
-from torchdevice.packages.registry import stands_in, widened, without_autocast
+from torchdevice.packages.registry import stands_in, wide_dtype, widened, without_autocast
 
 _ACTIVATIONS = (None, "silu", "swish")
 
@@ -123,7 +123,7 @@ def _of_sequences(
     batch, channels, _ = whole.shape
     width, length = weight.shape[1], index.shape[1]
     # In float32: a value is in `width` windows, whose gradients are summed before rounding.
-    wide = whole.to(torch.promote_types(whole.dtype, torch.float32))
+    wide = whole.to(wide_dtype(whole.dtype))
     windows = wide.unfold(2, width, 1)  # (batch, channels, length, width)
     earlier = functional.pad(index, (width - 1, 0), value=-1).unfold(1, width, 1)
     same = (earlier == index[..., None])[:, None]

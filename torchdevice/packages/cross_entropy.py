@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from torchdevice.kernel.thread_state import refuse
-from torchdevice.packages.registry import on_simulated_gpu, stands_in, without_autocast
+from torchdevice.packages.registry import on_simulated_gpu, stands_in, wide_dtype, without_autocast
 
 _ONE_PROCESS = "Use torch.distributed.tensor.parallel.loss_parallel, or gather the logits first."
 
@@ -55,7 +55,7 @@ def cross_entropy_loss(
                 *shapes
             )
         )
-    wide = torch.promote_types(logits.dtype, torch.float32)
+    wide = wide_dtype(logits.dtype)
     with without_autocast(logits):
         scores = logits.to(wide) * logit_scale
         sums = torch.logsumexp(scores, 1)

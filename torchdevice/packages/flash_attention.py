@@ -224,33 +224,39 @@ def flash_attn_varlen_func(
     rows, keys = bounds_of(cu_seqlens_q, "cu_seqlens_q"), bounds_of(cu_seqlens_k, "cu_seqlens_k")
     if len(rows) != len(keys):
         raise RuntimeError(f"there are {len(rows) - 1} sequences of q and {len(keys) - 1} of k.")
-    if block_table is not None:
-        pages = [
-            _paged(k, v, block_table[index], stop - start)
-            for index, (start, stop) in enumerate(_pairs(keys))
-        ]
-    else:
-        pages = []
-    if not pages and _are_equal(rows) and _are_equal(keys) and rows[-1] and keys[-1]:
+    if block_table is None and _are_equal(rows) and _are_equal(keys) and rows[-1] and keys[-1]:
         return _equally_long(
             q[: rows[-1]], k[: keys[-1]], v[: keys[-1]], len(rows) - 1, rule, return_attn_probs
         )
     found = []
-    for index, ((start, stop), (first, last)) in enumerate(
-        zip(_pairs(rows), _pairs(keys), strict=True)
-    ):
-        own_k, own_v = pages[index] if pages else (k[first:last], v[first:last])
+    for index, (start, stop) in enumerate(_pairs(rows)):
+        own_k, own_v = _keys_of_sequence(k, v, keys, index, block_table)
         given = q[None, start:stop], own_k[None], own_v[None], rule.of_sequence(index)
         found.append(attention.attend(*given, lse=return_attn_probs, weights=return_attn_probs))
     out = torch.cat([each.out[0] for each in found]) if found else torch.zeros_like(q)
-    if not return_attn_probs:
-        return out
+    return (out, *_sums_and_weights(found, rows, keys)) if return_attn_probs else out
+
+
+def _keys_of_sequence(
+    k: torch.Tensor, v: torch.Tensor, keys: list[int], index: int, pages: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys and the values of a sequence, which pages of its own may have."""
+    first, last = keys[index], keys[index + 1]
+    if pages is not None:
+        return _paged(k, v, pages[index], last - first)
+    return k[first:last], v[first:last]
+
+
+def _sums_and_weights(
+    found: list[Attended], rows: list[int], keys: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logarithms of sums one after the other, and weights padded to one shape."""
     longest = (
         max(stop - start for start, stop in _pairs(rows)),
         max(stop - start for start, stop in _pairs(keys)),
     )
     sums = torch.cat([each.lse[0] for each in found if each.lse is not None], 1)
-    return out, sums, torch.cat([_padded(each, longest) for each in found])
+    return sums, torch.cat([_padded(each, longest) for each in found])
 
 
 def bounds_of(lengths: torch.Tensor, name: str) -> list[int]:
@@ -417,15 +423,25 @@ def flash_attn_with_kvcache(
         left, right = attention.window(causal, (window_size[0], window_size[1]))
         rule = Rule(softmax_scale, left, right, softcap, alibi_slopes)
         cache = Cache(k_cache, v_cache, cache_batch_idx, block_table)
-        lengths = lengths_of(cache_seqlens, q.shape[0], cache.most())
-        turn = None if rotary_cos is None else Turn(rotary_cos, rotary_sin, rotary_interleaved)
-        padding = None if cache_leftpad is None else cache_leftpad.tolist()
-        new = None if k is None or v is None else list(zip(k, v, strict=True))
         found = attended_to_cache(
-            list(q), new, cache, lengths, rule, turn, padding, lse=return_softmax_lse
+            list(q),
+            _new_keys(k, v),
+            cache,
+            lengths_of(cache_seqlens, q.shape[0], cache.most()),
+            rule,
+            Turn.of(rotary_cos, rotary_sin, rotary_interleaved),
+            None if cache_leftpad is None else cache_leftpad.tolist(),
+            lse=return_softmax_lse,
         )
         out = torch.cat([each.out for each in found])
         return (out, torch.cat([each.lse for each in found])) if return_softmax_lse else out  # type: ignore[misc]
+
+
+def _new_keys(
+    k: torch.Tensor | None, v: torch.Tensor | None
+) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+    """Return the new keys and values of each sequence; None where there are none."""
+    return None if k is None or v is None else list(zip(k, v, strict=True))
 
 
 def check_cache(k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
@@ -543,6 +559,13 @@ class Turn:
         self.cos = cos
         self.sin = sin
         self.interleaved = interleaved
+
+    @classmethod
+    def of(
+        cls, cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool
+    ) -> Turn | None:
+        """Return the rotation by a table of cosines; None without one."""
+        return None if cos is None else cls(cos, sin, interleaved)
 
     def __call__(self, rows: torch.Tensor, at: int, in_order: bool) -> torch.Tensor:
         """Rotate rows (rows, heads, size) from a place on, or all of them by one place."""

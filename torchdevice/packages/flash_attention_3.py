@@ -27,7 +27,7 @@ from torchdevice.packages.flash_attention import (
     check_shapes,
     lengths_of,
 )
-from torchdevice.packages.registry import on_simulated_gpu, stands_in
+from torchdevice.packages.registry import on_simulated_gpu, stands_in, wide_dtype
 
 _MODULE = "flash_attn_interface"
 
@@ -184,7 +184,7 @@ def _scaled(
     groups = q.shape[2] // k.shape[2]
     found = []
     for index, (each, scale) in enumerate(zip((q, k, v), scales, strict=True)):
-        wide = each.to(torch.promote_types(_result(each.dtype), torch.float32))
+        wide = each.to(wide_dtype(_result(each.dtype)))
         if scale is not None:
             spread = scale if index else scale.repeat_interleave(groups, 1)
             wide = wide * spread[:, None, :, None].to(wide.dtype)

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from torchdevice.packages.normalization import Affine, Way, normalized
-from torchdevice.packages.registry import stands_in
+from torchdevice.packages.registry import stands_in, wide_dtype
 
 _MODULE = "mamba_ssm.ops.triton.layernorm_gated"
 
@@ -33,7 +33,7 @@ def gated(
         group_size: How many neighbours are normalized together; None for all.
         norm_before_gate: Whether the gate comes after the normalization.
     """
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = wide_dtype(x.dtype)
     rows = x.to(wide)
     gate = None if z is None else functional.silu(z.to(wide))
     if gate is not None and not norm_before_gate:

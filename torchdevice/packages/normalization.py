@@ -13,7 +13,14 @@ from torch.nn import functional
 
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.thread_state import refuse
-from torchdevice.packages.registry import report, stands_in, unseen, widened, without_autocast
+from torchdevice.packages.registry import (
+    report,
+    stands_in,
+    unseen,
+    wide_dtype,
+    widened,
+    without_autocast,
+)
 
 
 class Way(NamedTuple):
@@ -81,7 +88,7 @@ def _summed(
     rowscale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the sum with the residual, in float32 or wider."""
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = wide_dtype(x.dtype)
     total = x.to(wide)
     if rowscale is not None:
         total = total * rowscale.to(wide)[..., None]
@@ -95,7 +102,7 @@ def _residual_dtype(
 ) -> torch.dtype:
     if residual is not None:
         return residual.dtype
-    return torch.promote_types(x.dtype, torch.float32) if in_float32 else x.dtype
+    return wide_dtype(x.dtype) if in_float32 else x.dtype
 
 
 def _returned(found: torch.Tensor, *others: tuple[bool, Any]) -> Any:

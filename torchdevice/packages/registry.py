@@ -219,12 +219,15 @@ def without_autocast(tensor: torch.Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
 
 
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which kernels compute: float32, or a wider one."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def widened(*given: torch.Tensor | None) -> list[Any]:
-    """Return tensors in the dtype in which kernels compute: float32, or the first one's if it is
-    wider.
-    """
+    """Return tensors in the dtype in which kernels compute on the first one."""
     with unseen():
-        wide = torch.promote_types(given[0].dtype, torch.float32)  # type: ignore[union-attr]
+        wide = wide_dtype(given[0].dtype)  # type: ignore[union-attr]
         fits = [each is None or each.dtype is wide for each in given]
     return [
         each if fit else each.to(wide)  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from torchdevice.packages.kernel_refusals import check_scan, check_step
-from torchdevice.packages.registry import computes_again, stands_in
+from torchdevice.packages.registry import computes_again, stands_in, wide_dtype
 
 _CHUNK = 64
 """How many steps are computed, and computed again for gradients, at once."""
@@ -113,7 +113,7 @@ def scanned(
 
     Blocks of Mamba use it too.
     """
-    wide = torch.promote_types(u.dtype, torch.float32)
+    wide = wide_dtype(u.dtype)
     if torch.is_complex(A):
         return _complex(u, delta, A, B, C, D, z, delta_bias, delta_softplus, return_last_state)
     dt = _steps(delta, delta_bias, delta_softplus, wide)
@@ -180,7 +180,7 @@ def _complex(
     return_last_state: bool,
 ) -> Any:
     """Compute a complex state: B and C are pairs of real numbers, y is twice the real part."""
-    wide = torch.promote_types(u.dtype, torch.float32)
+    wide = wide_dtype(u.dtype)
     b, c = (each if each.is_complex() else _from_pairs(each.to(wide)) for each in (B, C))
     dt = _steps(delta, delta_bias, delta_softplus, wide)
     complex_u = u.to(wide).to(A.dtype)
@@ -225,7 +225,7 @@ def selective_state_update(
         state_batch_indices: Which state each of the batch has: (batch,).
     """
     check_step(state, x, dt, A, B, C)
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = wide_dtype(x.dtype)
     rows = slice(None) if state_batch_indices is None else state_batch_indices.long()
     step = dt.to(wide) if dt_bias is None else dt.to(wide) + dt_bias.to(wide)
     step = functional.softplus(step) if dt_softplus else step

@@ -22,6 +22,7 @@ from torchdevice.packages.registry import (
     computes_again,
     on_simulated_gpu,
     stands_in,
+    wide_dtype,
     without_autocast,
 )
 
@@ -196,7 +197,7 @@ def mamba_chunk_scan_combined(
             without gradients: (sequences, heads, size of a head, size of the state).
     """
     _check(x, dt, A, B, C)
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = wide_dtype(x.dtype)
     steps = _steps(dt.to(wide), dt_bias, dt_softplus, dt_limit)
     given = _Sequence(x.to(wide), steps, A.to(wide), B.to(wide), C.to(wide), seq_idx)
     batch, _, heads, size = x.shape
