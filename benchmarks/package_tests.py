@@ -45,6 +45,18 @@ SUITES = (
     Suite("apex", "0.1", "L0/run_optimizers/test_adam.py"),
     Suite("apex", "0.1", "L0/run_optimizers/test_fused_optimizer.py"),
     Suite("apex", "0.1", "L0/run_optimizers/test_fused_novograd.py"),
+    *(
+        Suite("mmcv", "2.2.0", f"test_ops/test_{name}.py")  # with mmcv-lite installed
+        for name in (
+            "roi_align",
+            "nms",
+            "bbox",
+            "deform_conv",
+            "modulated_deform_conv",
+            "focal_loss",
+            "ms_deformable_attn",
+        )
+    ),
     Suite("pytorch_scatter", "2.1.2", "test_scatter.py", 30, "test"),
     Suite("pytorch_scatter", "2.1.2", "test_segment.py", 30, "test"),
     Suite("pytorch_scatter", "2.1.2", "test_zero_tensors.py", 30, "test"),
@@ -101,7 +113,9 @@ def run(suite: Suite, sources: Path, target: str, seed: int, limit: int) -> dict
             env={
                 **os.environ,
                 # Test files import one another by name.
-                "PYTHONPATH": os.pathsep.join((str(RESULTS.parents[1]), str(tests.parent))),
+                "PYTHONPATH": os.pathsep.join(
+                    (str(RESULTS.parents[1]), str(tests.parent), os.environ.get("PYTHONPATH", ""))
+                ),
                 **{k: str(v) for k, v in environment.items()},
             },
             check=False,

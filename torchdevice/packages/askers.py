@@ -30,6 +30,7 @@ ON_BEHALF: dict[tuple[str, str], str] = {
         "timm.optim._optim_factory",
         "_import_class",
     ): "an optimizer that the program named, such as fusedadam",
+    ("detectron2.layers.deform_conv", "<module>"): "a layer that the program named",
 }
 """Module and function of a library that asks for a package because of the program -> for what it
 asks.

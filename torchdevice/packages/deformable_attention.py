@@ -41,11 +41,11 @@ def _attended(
             )
             for cells, shape, place in zip(maps, sizes, places, strict=True)
         ]
-    # (batch * heads, size of a head, queries, maps * points)
-    every = torch.stack(read, -2).flatten(-2)
-    of_points = weights.transpose(1, 2).reshape(batch * heads, 1, queries, -1)
-    found = (every * of_points).sum(-1).view(batch, heads * size, queries)
-    return found.transpose(1, 2).contiguous()
+        # (batch * heads, size of a head, queries, maps * points)
+        every = torch.stack(read, -2).flatten(-2)
+        of_points = weights.transpose(1, 2).reshape(batch * heads, 1, queries, -1)
+        found = (every * of_points).sum(-1).view(batch, heads * size, queries)
+        return found.transpose(1, 2).contiguous()
 
 
 def _check(value: torch.Tensor, im2col_step: int) -> None:

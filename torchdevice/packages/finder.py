@@ -58,10 +58,10 @@ class _Loader:
         return StandInModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        package = module.__name__.partition(".")[0]
+        package = registry.package_of(module.__name__)
         names = registry.names_of(module.__name__) or {}
         module.__dict__.update({name: each.value for name, each in names.items()})
-        if module.__name__ == package:
+        if package is not None and module.__name__ == package:
             module.__dict__["__version__"] = registry.PACKAGES[package].version
 
 
@@ -114,16 +114,15 @@ class StandInFinder:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the spec of a module that is stood in for, to those who get it."""
-        package, _, inner = name.partition(".")
-        known = registry.PACKAGES.get(package)
+        package = registry.package_of(name)
         if (
-            known is None
-            or not known.needed
+            package is None
+            or not registry.PACKAGES[package].needed
             or _context() is None
             or self._is_found_behind(name, path, target)
         ):
             return None
-        if inner:
+        if name != package:
             if not _is_ours(sys.modules.get(package)):
                 return None
         elif not _demanding.is_on and (
@@ -148,7 +147,8 @@ class StandInFinder:
     def _distributions(self, name: str | None) -> Iterator[importlib.metadata.Distribution]:
         wanted = None if name is None else name.replace("_", "-").lower()
         for package, known in registry.PACKAGES.items():
-            if known.needed and wanted in (None, known.distribution):
+            is_whole = known.needed and not known.is_inner
+            if is_whole and wanted in (None, known.distribution):
                 yield _Distribution(package)
 
     def _is_found_behind(self, name: str, path: Any, target: Any) -> bool:

@@ -76,11 +76,10 @@ MISSING: dict[str, Missing] = {
         "Use torch_geometric's own.",
         False,
     ),
-    "mmcv._ext": Missing(
-        "the kernels of mmcv", "Install mmcv-lite, and torchvision.ops for its operators.", False
-    ),
-    "detectron2._C": Missing(
-        "the kernels of detectron2", "Build it with FORCE_CUDA=0, or use torchvision.ops.", False
+    "mmcv": Missing(
+        "OpenMMLab's library of computer vision",
+        "Install mmcv-lite: torchdevice stands in for a part of its kernels.",
+        False,
     ),
     "spconv": Missing("a library of sparse convolutions", "Use torch.nn.Conv3d on a dense grid."),
     "MinkowskiEngine": Missing(
@@ -140,7 +139,9 @@ def note_of(name: str) -> str:
 
 for _name in MISSING:
     uncaught_errors.note_missing(re.escape(_name) + r"(\..*)?", note_of(_name))
-for _name in PACKAGES.keys() - {"triton"}:  # of which uncaught_errors.py says how to install it
+for _name in PACKAGES:
+    if _name == "triton" or PACKAGES[_name].is_inner:
+        continue  # uncaught_errors.py, and the note on its package, show how to install it
     _note = (
         f"{_name} needs CUDA. torchdevice stands in for a part of it, which docs/packages.md "
         "lists, in a scope without "

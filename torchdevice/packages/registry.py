@@ -30,12 +30,14 @@ class Package(NamedTuple):
             as ``__version__``.
         files: The files of this folder that have its functions.
         needed: Whether it cannot be installed here; Triton can where it has wheels.
+        is_inner: Whether it is the compiled part of a package whose Python can be installed.
     """
 
     distribution: str
     version: str
     files: tuple[str, ...]
     needed: bool = True
+    is_inner: bool = False
 
 
 PACKAGES: dict[str, Package] = {
@@ -66,6 +68,8 @@ PACKAGES: dict[str, Package] = {
     "MultiScaleDeformableAttention": Package(
         "MultiScaleDeformableAttention", "1.0", ("deformable_attention",)
     ),
+    "mmcv._ext": Package("mmcv", "2.2.0", ("detection_kernels",), is_inner=True),
+    "detectron2._C": Package("detectron2", "0.6", ("detection_kernels",), is_inner=True),
     "apex": Package("apex", "0.1", ("apex_modules", "apex_optimizers", "apex_parallel")),
     "pynvml": Package("nvidia-ml-py", "12.570.86", ("nvml",)),
     "triton": Package("triton", "3.5.0", ("triton_without_wheel",), needed=sys.platform != "linux"),
@@ -91,12 +95,19 @@ MODULES: dict[str, dict[str, Name]] = {}
 """Dotted name of a module -> its names, of the packages that were asked for so far."""
 
 
+def package_of(module: str) -> str | None:
+    """Return the package of a module that is stood in for; None where there is none."""
+    first, dot, rest = module.partition(".")
+    inner = f"{first}{dot}{rest.partition('.')[0]}"
+    return next((name for name in (inner, first) if name in PACKAGES), None)
+
+
 def names_of(module: str) -> dict[str, Name] | None:
     """Return the names of a module of a package; None where the module is not stood in for."""
-    package = PACKAGES.get(module.partition(".")[0])
+    package = package_of(module)
     if package is None:
         return None
-    for file in package.files:
+    for file in PACKAGES[package].files:
         importlib.import_module(f"{__package__}.{file}")
     found = MODULES.get(module)
     if found is None and any(other.startswith(f"{module}.") for other in MODULES):

@@ -1,0 +1,696 @@
+"""``mmcv._ext`` and ``detectron2._C``: the compiled part of libraries of detection.
+
+Their Python is installed without it, as mmcv-lite is. Kernels write to tensors that the library has
+made, and gradients are computed by differentiating the mathematics again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from torchdevice.kernel.thread_state import refuse
+from torchdevice.packages.deformable_attention import ms_deform_attn_backward as of_maps_backward
+from torchdevice.packages.deformable_attention import ms_deform_attn_forward as of_maps
+from torchdevice.packages.registry import has, stands_in, widened, without_autocast
+
+_EXT = "mmcv._ext"
+
+
+def _both(name: str, other: str = "") -> str:
+    return f"{_EXT}.{name} detectron2._C.{other or name}"
+
+
+def _gradients(
+    function: Callable[..., torch.Tensor], given: list[torch.Tensor], towards: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return the gradients of a function's tensors, from that of its result."""
+    with torch.enable_grad():
+        leaves = [each.detach().requires_grad_() for each in given]
+        out = function(*leaves)
+        found = torch.autograd.grad(out, leaves, towards.to(out.dtype), materialize_grads=True)
+    return list(found)
+
+
+# ---- deformable convolutions ---------------------------------------------------------------------
+
+
+class Window(NamedTuple):
+    """How a deformable convolution moves over its input, each of height and width.
+
+    Attributes:
+        stride: How far apart results are.
+        padding: How many zeros are around the input.
+        dilation: How far apart the elements of the kernel are.
+        groups: In how many groups input and output channels are.
+        deform_groups: How many groups of input channels have offsets of their own.
+    """
+
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+    deform_groups: int
+
+
+def deformed(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    offset: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    window: Window,
+) -> torch.Tensor:
+    """Return the deformable convolution (arXiv 1703.06211), with a mask that of arXiv 1811.11168.
+
+    Args:
+        x: (batch, channels, height, width).
+        weight: (results, channels of a group, kernel height, kernel width).
+        offset: Down and right, of each element of the kernel: (batch, groups * elements * 2, rows,
+            columns).
+        mask: The factor of each element: (batch, groups * elements, rows, columns).
+        bias: (results,).
+        window: How it moves.
+    """
+    wide_x, wide_weight, wide_offset, wide_mask, wide_bias = widened(x, weight, offset, mask, bias)
+    batch, channels, height, width = x.shape
+    results, _, *kernel = weight.shape
+    elements = kernel[0] * kernel[1]
+    rows, columns = offset.shape[-2:]
+    apart = window.deform_groups
+    moved = wide_offset.reshape(batch, apart, elements, 2, rows, columns)
+    down = moved[:, :, :, 0] + _places(rows, columns, kernel, window, 0, wide_offset)
+    right = moved[:, :, :, 1] + _places(rows, columns, kernel, window, 1, wide_offset)
+    planes = wide_x.reshape(batch * apart, channels // apart, height, width)
+    with without_autocast(x):
+        read = _between(planes, down.reshape(len(planes), -1), right.reshape(len(planes), -1))
+        read = read.reshape(batch, apart, channels // apart, elements, rows * columns)
+        if wide_mask is not None:
+            read = read * wide_mask.reshape(batch, apart, 1, elements, rows * columns)
+        patches = read.reshape(batch, window.groups, -1, rows * columns)
+        kernels = wide_weight.reshape(window.groups, results // window.groups, -1)
+        out = (kernels @ patches).reshape(batch, results, rows, columns)
+        if wide_bias is not None:
+            out = out + wide_bias[:, None, None]
+    return out.to(x.dtype)
+
+
+def _between(planes: torch.Tensor, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return values between pixels (planes, channels, points), of which those beyond are 0.
+
+    torch's ``grid_sample`` has a place only nearly: one on a pixel, as all are with offsets of 0,
+    may be before it, where the gradient is another one.
+
+    Args:
+        planes: (planes, channels, height, width).
+        y: How far down each point is: (planes, points).
+        x: How far to the right.
+    """
+    height, width = planes.shape[-2:]
+    is_inside = (y > -1) & (y < height) & (x > -1) & (x < width)
+    top, left = y.detach().floor(), x.detach().floor()
+    pixels, total = planes.flatten(2), None
+    for row, of_row in ((top, 1 - (y - top)), (top + 1, y - top)):
+        for column, of_column in ((left, 1 - (x - left)), (left + 1, x - left)):
+            is_pixel = is_inside & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+            weight = torch.where(is_pixel, of_row * of_column, torch.zeros_like(of_row))
+            place = torch.where(is_pixel, row * width + column, torch.zeros_like(row)).long()
+            read = pixels.gather(2, place[:, None].expand(-1, pixels.shape[1], -1))
+            part = read * weight[:, None]
+            total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _places(
+    rows: int, columns: int, kernel: list[int], window: Window, along: int, like: torch.Tensor
+) -> torch.Tensor:
+    """Return where each element of the kernel reads without offsets: (elements, rows, columns)."""
+    results = torch.arange((rows, columns)[along], device=like.device, dtype=like.dtype)
+    taps = torch.arange(kernel[along], device=like.device, dtype=like.dtype)
+    starts = results * window.stride[along] - window.padding[along]
+    found = taps[:, None] * window.dilation[along] + starts
+    if along == 0:
+        whole = found[:, None, :, None].expand(kernel[0], kernel[1], rows, columns)
+    else:
+        whole = found[None, :, None, :].expand(kernel[0], kernel[1], rows, columns)
+    return whole.reshape(-1, rows, columns)
+
+
+@stands_in(_both("deform_conv_forward"))
+def deform_conv_forward(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    offset: torch.Tensor,
+    output: torch.Tensor,
+    columns: torch.Tensor,
+    ones: torch.Tensor,
+    kW: int,
+    kH: int,
+    dW: int,
+    dH: int,
+    padW: int,
+    padH: int,
+    dilationW: int,
+    dilationH: int,
+    group: int,
+    deformable_group: int,
+    im2col_step: int,
+) -> None:
+    """Write a deformable convolution to ``output``."""
+    window = Window((dH, dW), (padH, padW), (dilationH, dilationW), group, deformable_group)
+    output.copy_(deformed(input, weight, offset, None, None, window))
+
+
+@stands_in(_both("deform_conv_backward_input"))
+def deform_conv_backward_input(
+    input: torch.Tensor,
+    offset: torch.Tensor,
+    gradOutput: torch.Tensor,
+    gradInput: torch.Tensor,
+    gradOffset: torch.Tensor,
+    weight: torch.Tensor,
+    columns: torch.Tensor,
+    kW: int,
+    kH: int,
+    dW: int,
+    dH: int,
+    padW: int,
+    padH: int,
+    dilationW: int,
+    dilationH: int,
+    group: int,
+    deformable_group: int,
+    im2col_step: int,
+) -> None:
+    """Write the gradients of a deformable convolution's input and offsets."""
+    window = Window((dH, dW), (padH, padW), (dilationH, dilationW), group, deformable_group)
+    of_input, of_offset = _gradients(
+        lambda x, moved: deformed(x, weight, moved, None, None, window), [input, offset], gradOutput
+    )
+    gradInput.copy_(of_input)
+    gradOffset.copy_(of_offset)
+
+
+@stands_in(_both("deform_conv_backward_parameters", "deform_conv_backward_filter"))
+def deform_conv_backward_parameters(
+    input: torch.Tensor,
+    offset: torch.Tensor,
+    gradOutput: torch.Tensor,
+    gradWeight: torch.Tensor,
+    columns: torch.Tensor,
+    ones: torch.Tensor,
+    kW: int,
+    kH: int,
+    dW: int,
+    dH: int,
+    padW: int,
+    padH: int,
+    dilationW: int,
+    dilationH: int,
+    group: int,
+    deformable_group: int,
+    scale: float,
+    im2col_step: int,
+) -> None:
+    """Add the gradient of a deformable convolution's weight, times ``scale``."""
+    window = Window((dH, dW), (padH, padW), (dilationH, dilationW), group, deformable_group)
+    (found,) = _gradients(
+        lambda weight: deformed(input, weight, offset, None, None, window),
+        [torch.zeros_like(gradWeight)],
+        gradOutput,
+    )
+    gradWeight.add_(found, alpha=scale)
+
+
+@stands_in(_both("modulated_deform_conv_forward"))
+def modulated_deform_conv_forward(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    ones: torch.Tensor,
+    offset: torch.Tensor,
+    mask: torch.Tensor,
+    output: torch.Tensor,
+    columns: torch.Tensor,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    pad_h: int,
+    pad_w: int,
+    dilation_h: int,
+    dilation_w: int,
+    group: int,
+    deformable_group: int,
+    with_bias: bool,
+) -> None:
+    """Write a deformable convolution with a mask to ``output``."""
+    window = Window(
+        (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), group, deformable_group
+    )
+    added = bias if with_bias else None
+    # The library gives a result of another shape, of as many numbers.
+    output.copy_(deformed(input, weight, offset, mask, added, window).view_as(output))
+
+
+@stands_in(_both("modulated_deform_conv_backward"))
+def modulated_deform_conv_backward(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    ones: torch.Tensor,
+    offset: torch.Tensor,
+    mask: torch.Tensor,
+    columns: torch.Tensor,
+    grad_input: torch.Tensor,
+    grad_weight: torch.Tensor,
+    grad_bias: torch.Tensor,
+    grad_offset: torch.Tensor,
+    grad_mask: torch.Tensor,
+    grad_output: torch.Tensor,
+    kernel_h: int,
+    kernel_w: int,
+    stride_h: int,
+    stride_w: int,
+    pad_h: int,
+    pad_w: int,
+    dilation_h: int,
+    dilation_w: int,
+    group: int,
+    deformable_group: int,
+    with_bias: bool,
+) -> None:
+    """Write the gradients of a deformable convolution with a mask."""
+    window = Window(
+        (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w), group, deformable_group
+    )
+    found = _gradients(
+        lambda x, kernel, moved, factor: deformed(x, kernel, moved, factor, None, window),
+        [input, weight, offset, mask],
+        grad_output,
+    )
+    written = grad_input, grad_weight, grad_offset, grad_mask
+    for target, gradient in zip(written, found, strict=True):
+        target.copy_(gradient)
+    if with_bias:
+        grad_bias.copy_(grad_output.sum((0, 2, 3)))
+
+
+# ---- regions of interest -------------------------------------------------------------------------
+
+
+def _corners(place: torch.Tensor, size: int) -> tuple[Any, Any, Any]:
+    """Return the cells before and after places, how far the place is, and which are beyond the map.
+
+    Places up to a cell beyond the map are moved to its edge.
+    """
+    outside = (place < -1) | (place > size)
+    place = place.clamp(0, size - 1)
+    before = place.floor()
+    after = (before + 1).clamp(max=size - 1)
+    return (before.long(), after.long()), place - before, outside
+
+
+def aligned(
+    maps: torch.Tensor,
+    boxes: torch.Tensor,
+    size: tuple[int, int],
+    scale: float,
+    samples: int,
+    is_mean: bool,
+    is_centred: bool,
+) -> torch.Tensor:
+    """Return what parts of maps have in the cells of a grid (arXiv 1703.06870, RoIAlign).
+
+    Args:
+        maps: (batch, channels, height, width).
+        boxes: Which map, then left, top, right and bottom: (boxes, 5).
+        size: Height and width of the grid.
+        scale: The factor of the boxes' coordinates.
+        samples: How many points of a cell are read in each direction; 0 for as many as it has
+            pixels.
+        is_mean: Whether the mean of the points is returned, and not the largest.
+        is_centred: Whether a pixel's value is at its middle.
+    """
+    wide_maps, wide_boxes = widened(maps, boxes)
+    edges = wide_boxes[:, 1:].to(wide_maps.dtype) * scale - (0.5 if is_centred else 0.0)
+    start, extent = edges[:, :2], edges[:, 2:] - edges[:, :2]
+    if not is_centred:
+        extent = extent.clamp(min=1.0)
+    cells = extent / torch.tensor([size[1], size[0]], device=edges.device, dtype=edges.dtype)
+    counts = torch.full_like(cells, samples) if samples > 0 else cells.ceil()
+    out = wide_maps.new_zeros(len(boxes), maps.shape[1], *size)
+    for across, down in {(int(x), int(y)) for x, y in counts.tolist()}:
+        chosen = ((counts[:, 0] == across) & (counts[:, 1] == down)).nonzero()[:, 0]
+        if across > 0 and down > 0:
+            x = _points(start[chosen, 0], cells[chosen, 0], size[1], across)
+            y = _points(start[chosen, 1], cells[chosen, 1], size[0], down)
+            read = _interpolated(wide_maps, boxes[chosen, 0].long(), y, x)
+            parts = read.unflatten(-1, (size[1], across)).unflatten(-3, (size[0], down))
+            found = parts.mean((-3, -1)) if is_mean else parts.amax((-3, -1))
+            out = out.index_copy(0, chosen, found)
+    return out.to(maps.dtype)
+
+
+def _points(start: torch.Tensor, cell: torch.Tensor, cells: int, samples: int) -> torch.Tensor:
+    """Return where the points of all cells are along one direction: (boxes, cells * samples)."""
+    steps = torch.arange(cells * samples, device=start.device, dtype=start.dtype)
+    return start[:, None] + (steps + 0.5) / samples * cell[:, None]
+
+
+def _interpolated(
+    maps: torch.Tensor, which: torch.Tensor, y: torch.Tensor, x: torch.Tensor
+) -> torch.Tensor:
+    """Return values between pixels, at rows y and columns x: (boxes, channels, rows, columns)."""
+    height, width = maps.shape[-2:]
+    rows, down, is_above = _corners(y, height)
+    columns, right, is_beside = _corners(x, width)
+    by_cell = maps.permute(0, 2, 3, 1)
+    total: Any = 0.0
+    for row, of_row in zip(rows, (1 - down, down), strict=True):
+        for column, of_column in zip(columns, (1 - right, right), strict=True):
+            weight = of_row[:, :, None] * of_column[:, None, :]
+            read = by_cell[which[:, None, None], row[:, :, None], column[:, None, :]]
+            total = total + read * weight[..., None]
+    outside = is_above[:, :, None] | is_beside[:, None, :]
+    return total.masked_fill(outside[..., None], 0.0).permute(0, 3, 1, 2)
+
+
+@stands_in(f"{_EXT}.roi_align_forward")
+def roi_align_forward(
+    input: torch.Tensor,
+    rois: torch.Tensor,
+    output: torch.Tensor,
+    argmax_y: torch.Tensor,
+    argmax_x: torch.Tensor,
+    aligned_height: int,
+    aligned_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    pool_mode: int,
+    aligned: bool,
+) -> None:
+    """Write what regions of maps have in the cells of a grid: their means."""
+    _check_mean(pool_mode)
+    size = aligned_height, aligned_width
+    more = spatial_scale, sampling_ratio, True, aligned
+    output.copy_(_ALIGNED(input, rois, size, *more))
+
+
+_ALIGNED = aligned
+
+
+def _check_mean(pool_mode: int) -> None:
+    if pool_mode != 1:
+        refuse("mmcv.ops.roi_align(pool_mode='max')", "Use pool_mode='avg', or RoIPool.")
+
+
+@stands_in(f"{_EXT}.roi_align_backward")
+def roi_align_backward(
+    grad_output: torch.Tensor,
+    rois: torch.Tensor,
+    argmax_y: torch.Tensor,
+    argmax_x: torch.Tensor,
+    grad_input: torch.Tensor,
+    aligned_height: int,
+    aligned_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    pool_mode: int,
+    aligned: bool,
+) -> None:
+    """Write the gradient of the maps."""
+    _check_mean(pool_mode)
+    size = aligned_height, aligned_width
+    more = spatial_scale, sampling_ratio, True, aligned
+    (found,) = _gradients(
+        lambda maps: _ALIGNED(maps, rois, size, *more), [torch.zeros_like(grad_input)], grad_output
+    )
+    grad_input.copy_(found)
+
+
+# ---- boxes ---------------------------------------------------------------------------------------
+
+
+def overlaps(
+    one: torch.Tensor, other: torch.Tensor, offset: int, *, of_first: bool = False
+) -> torch.Tensor:
+    """Return the areas that boxes have in common, by those that they have together.
+
+    Args:
+        one: Left, top, right and bottom: (..., 4).
+        other: As ``one``.
+        offset: Added to widths and heights.
+        of_first: Whether the common area is divided by that of the first box.
+    """
+    first, last = (
+        torch.maximum(one[..., :2], other[..., :2]),
+        torch.minimum(one[..., 2:], other[..., 2:]),
+    )
+    common = (last - first + offset).clamp(min=0).prod(-1)
+    areas = [(each[..., 2:] - each[..., :2] + offset).prod(-1) for each in (one, other)]
+    return common / (areas[0] if of_first else areas[0] + areas[1] - common)
+
+
+@stands_in(f"{_EXT}.nms")
+def nms(
+    boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float, offset: int
+) -> torch.Tensor:
+    """Return the boxes that overlap none of a higher score by more than a threshold.
+
+    Args:
+        boxes: Left, top, right and bottom: (boxes, 4).
+        scores: (boxes,).
+        iou_threshold: The threshold.
+        offset: Added to widths and heights.
+
+    Returns:
+        Their numbers, by falling scores.
+    """
+    order = scores.sort(descending=True).indices
+    # The decisions follow each other, on the CPU.
+    sorted_boxes = boxes[order].float().cpu()
+    left = torch.ones(len(order), dtype=torch.bool)
+    for place in range(len(order)):
+        if left[place]:
+            found = overlaps(sorted_boxes[place], sorted_boxes[place + 1 :], offset)
+            left[place + 1 :] &= found <= iou_threshold
+    return order[left.to(order.device)]
+
+
+@stands_in(f"{_EXT}.nms_match")
+def nms_match(dets: torch.Tensor, iou_threshold: float) -> list[list[int]]:
+    """Return each box that :func:`nms` keeps, with those that it leaves out because of this one.
+
+    Args:
+        dets: Left, top, right, bottom and score: (boxes, 5).
+        iou_threshold: The overlap from which on boxes are left out.
+    """
+    left = dets[:, 4].sort(descending=True).indices.cpu()
+    boxes = dets[:, :4].float().cpu()
+    found = []
+    while len(left):
+        shared = overlaps(boxes[left[0]], boxes[left[1:]], 0) >= iou_threshold
+        found.append([int(left[0]), *left[1:][shared].tolist()])
+        left = left[1:][~shared]
+    return found
+
+
+@stands_in(f"{_EXT}.softnms")
+def softnms(
+    boxes: torch.Tensor,
+    scores: torch.Tensor,
+    dets: torch.Tensor,
+    iou_threshold: float,
+    sigma: float,
+    min_score: float,
+    method: int,
+    offset: int,
+) -> torch.Tensor:
+    """Return boxes by falling scores, each of which lowers those of boxes that overlap it.
+
+    Args:
+        boxes: Left, top, right and bottom: (boxes, 4).
+        scores: (boxes,).
+        dets: Where boxes and their scores are written in that order: (boxes, 5).
+        iou_threshold: The overlap from which on a score becomes lower.
+        sigma: How fast scores fall with ``method=2``.
+        min_score: The score below which a box is left out.
+        method: 0 for leaving boxes out, 1 for a factor that falls linearly, 2 for a Gaussian.
+        offset: Added to widths and heights.
+    """
+    scores = scores.clone()
+    left = torch.arange(len(boxes), device=boxes.device)
+    kept: list[int] = []
+    while len(left):
+        best = int(scores[left].argmax())
+        chosen = left[best]
+        dets[len(kept), :4], dets[len(kept), 4] = boxes[chosen], scores[chosen]
+        kept.append(int(chosen))
+        left = torch.cat([left[:best], left[best + 1 :]])
+        shared = overlaps(boxes[chosen], boxes[left], offset)
+        scores[left] *= _factor(shared, method, iou_threshold, sigma)
+        left = left[scores[left] >= min_score]
+    return torch.tensor(kept, dtype=torch.long, device=boxes.device)
+
+
+def _factor(shared: torch.Tensor, method: int, threshold: float, sigma: float) -> torch.Tensor:
+    if method == 2:
+        return (-shared.square() / sigma).exp()
+    lower = torch.zeros_like(shared) if method == 0 else 1 - shared
+    return torch.where(shared >= threshold, lower, torch.ones_like(shared))
+
+
+@stands_in(f"{_EXT}.bbox_overlaps")
+def bbox_overlaps(
+    bboxes1: torch.Tensor,
+    bboxes2: torch.Tensor,
+    ious: torch.Tensor,
+    mode: int,
+    aligned: bool,
+    offset: int,
+) -> None:
+    """Write how much boxes overlap: each two of a place, or each with each.
+
+    Args:
+        bboxes1: Left, top, right and bottom: (boxes, 4).
+        bboxes2: As ``bboxes1``.
+        ious: What is written to.
+        mode: 0 for the common area by that of both, 1 by that of the first.
+        aligned: Whether boxes of one place are compared.
+        offset: Added to widths and heights.
+    """
+    one = bboxes1 if aligned else bboxes1[:, None]
+    ious.copy_(overlaps(one, bboxes2, offset, of_first=mode == 1))
+
+
+# ---- losses --------------------------------------------------------------------------------------
+
+
+def focal_loss(
+    logits: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, gamma: float, alpha: float
+) -> torch.Tensor:
+    """Return the focal loss (arXiv 1708.02002) of each class: (rows, classes).
+
+    Args:
+        logits: (rows, classes).
+        target: The class of each row; the number of classes for none.
+        weight: The weight of the target's class, (classes,), or an empty tensor.
+        gamma: The exponent of the wrong probability.
+        alpha: The weight of the right class.
+    """
+    (scores,) = widened(logits)
+    is_right = functional.one_hot(target, logits.shape[1] + 1)[:, :-1].bool()
+    right = -alpha * (-scores).sigmoid() ** gamma * functional.logsigmoid(scores)
+    wrong = -(1 - alpha) * scores.sigmoid() ** gamma * functional.logsigmoid(-scores)
+    loss = torch.where(is_right, right, wrong)
+    if weight.numel():
+        loss = loss * functional.pad(weight, (0, 1))[target][:, None]
+    return loss.to(logits.dtype)
+
+
+@stands_in(f"{_EXT}.sigmoid_focal_loss_forward")
+def sigmoid_focal_loss_forward(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor,
+    output: torch.Tensor,
+    gamma: float,
+    alpha: float,
+) -> None:
+    """Write the focal loss of each class."""
+    output.copy_(focal_loss(input, target, weight, gamma, alpha))
+
+
+@stands_in(f"{_EXT}.sigmoid_focal_loss_backward")
+def sigmoid_focal_loss_backward(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor,
+    grad_input: torch.Tensor,
+    gamma: float,
+    alpha: float,
+) -> None:
+    """Write the gradient of the sum of the focal losses."""
+    (found,) = _gradients(
+        lambda logits: focal_loss(logits, target, weight, gamma, alpha),
+        [input],
+        torch.ones_like(input),
+    )
+    grad_input.copy_(found)
+
+
+# ---- attention to maps ---------------------------------------------------------------------------
+
+
+@stands_in(f"{_EXT}.ms_deform_attn_forward")
+def ms_deform_attn_forward(
+    value: torch.Tensor,
+    value_spatial_shapes: torch.Tensor,
+    value_level_start_index: torch.Tensor,
+    sampling_locations: torch.Tensor,
+    attention_weights: torch.Tensor,
+    im2col_step: int,
+) -> torch.Tensor:
+    """Return the attention to points of maps (batch, queries, heads * size of a head)."""
+    given = value, value_spatial_shapes, value_level_start_index, sampling_locations
+    return of_maps.__wrapped__(*given, attention_weights, im2col_step)  # type: ignore[attr-defined]
+
+
+@stands_in(f"{_EXT}.ms_deform_attn_backward")
+def ms_deform_attn_backward(
+    value: torch.Tensor,
+    value_spatial_shapes: torch.Tensor,
+    value_level_start_index: torch.Tensor,
+    sampling_locations: torch.Tensor,
+    attention_weights: torch.Tensor,
+    grad_output: torch.Tensor,
+    grad_value: torch.Tensor,
+    grad_sampling_loc: torch.Tensor,
+    grad_attn_weight: torch.Tensor,
+    im2col_step: int,
+) -> None:
+    """Write the gradients of the maps, of the points and of the weights."""
+    given = value, value_spatial_shapes, value_level_start_index, sampling_locations
+    found = of_maps_backward.__wrapped__(  # type: ignore[attr-defined]
+        *given, attention_weights, grad_output, im2col_step
+    )
+    written = grad_value, grad_sampling_loc, grad_attn_weight
+    for target, gradient in zip(written, found, strict=True):
+        target.copy_(gradient)
+
+
+# ---- what else a library looks for ---------------------------------------------------------------
+
+
+@stands_in(_both("get_compiler_version"))
+def get_compiler_version() -> str:
+    """Return which compiler made the kernels: none."""
+    return "none"
+
+
+@stands_in(_both("get_compiling_cuda_version", "get_cuda_version"))
+def get_compiling_cuda_version() -> str:
+    """Return for which CUDA the kernels were made: none."""
+    return "not available"
+
+
+def __getattr__(name: str) -> Any:
+    """Return a function that raises, for every kernel that a library looks for."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        refuse(f"the kernel {name!r} of mmcv or detectron2", _INSTEAD)
+
+    refusing.__name__ = name
+    return refusing
+
+
+_INSTEAD = "Build the library with its kernels for CPUs, or use an operator of torchvision.ops."
+
+has("mmcv._ext.__getattr__ detectron2._C.__getattr__", __getattr__)
