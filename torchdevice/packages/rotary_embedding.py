@@ -35,10 +35,13 @@ def rotated(
     part, cos, sin = widened(part, cos[..., None, :], sin[..., None, :])
     if interleaved:
         a, b = part[..., 0::2], part[..., 1::2]
+        turned = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
+        found = torch.stack(turned, -1).flatten(-2)
     else:
         a, b = part.chunk(2, -1)
-    turned = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
-    found = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+        # With whole heads, which are contiguous: tables are smaller.
+        whole_cos, whole_sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        found = torch.addcmul(part * whole_cos, torch.cat((b, a), -1), whole_sin)
     found = found if dtype is part.dtype else found.to(dtype)
     return found if 2 * half == size else torch.cat([found, x[..., 2 * half :]], -1)
 
