@@ -58,8 +58,8 @@ of xformers keys with fewer heads. The stand-ins of these packages and of mamba_
 on simulated GPUs, and take them on other targets. Dropout draws torch's numbers, which is reported as approximate, so
 `strict=True` refuses it. Calls appear in the [report](report.md#the-report) at the program's line.
 
-A stand-in takes 1.0 to 1.2 times as long as torch's operators for the same mathematics, and up to 1.3 times for tensors
-of a few thousand numbers. `python -m benchmarks --packages` measures it.
+A stand-in takes 1.0 to 1.2 times as long as torch's operators for the same mathematics. It is measured by
+`python -m benchmarks --packages`.
 
 mmcv-lite, and a detectron2 that was installed without its compiled part, get their kernels from the stand-in. A kernel
 that it lacks raises an error that names it. TorchScript calls stand-ins, and cannot save such a program.

@@ -134,6 +134,56 @@ def test_sequences_of_different_lengths(kind: str) -> None:
         memory_efficient_attention(q[:, :5], k, v, mask)
 
 
+def test_sequences_with_windows() -> None:
+    from xformers.ops import fmha, memory_efficient_attention
+
+    rows, keys, window = [2, 4, 1], [3, 4, 3], 2
+    plain = fmha.BlockDiagonalMask.from_seqlens(rows, keys)
+    for mask, from_last in (
+        (plain.make_local_attention(window), False),
+        (plain.make_local_attention_from_bottomright(window), True),
+    ):
+        q, k, v = drawn(1, 7, 2, 4), drawn(1, 10, 2, 4), drawn(1, 10, 2, 4)
+        bias = torch.full((7, 10), -torch.inf, dtype=torch.float64)
+        row, key = 0, 0
+        for count, length in zip(rows, keys, strict=True):
+            for i in range(count):
+                place = i + (length - count if from_last else 0)
+                first = max(0, place - window + 1)
+                bias[row + i, key + first : key + place + 1] = 0
+            row, key = row + count, key + length
+        expected, _ = attention(q, k, v, bias=bias.expand(1, 2, 7, 10))
+        same_with_gradients(memory_efficient_attention(q, k, v, mask), expected, (q, k, v))
+        torch.testing.assert_close(mask.materialize((7, 10), torch.float64), bias)
+    with pytest.raises(ValueError, match="not a number of keys"):
+        plain.make_local_attention(0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_sequences_with_room_for_keys(causal: bool) -> None:
+    from xformers.ops import memory_efficient_attention
+    from xformers.ops.fmha import attn_bias
+
+    kind: Any = attn_bias.BlockDiagonalPaddedKeysMask
+    if causal:
+        kind = attn_bias.BlockDiagonalCausalWithOffsetPaddedKeysMask
+    rows, room, keys = [2, 1], 4, [3, 2]
+    mask = kind.from_seqlens(rows, kv_padding=room, kv_seqlen=keys)
+    q, k, v = drawn(1, 3, 2, 4), drawn(1, 8, 2, 4), drawn(1, 8, 2, 4)
+    bias = torch.full((3, 8), -torch.inf, dtype=torch.float64)
+    for row, first, last in ((0, 0, 2 if causal else 3), (1, 0, 3), (2, 4, 6)):
+        bias[row, first:last] = 0
+    expected, _ = attention(q, k, v, bias=bias.expand(1, 2, 3, 8))
+    same_with_gradients(memory_efficient_attention(q, k, v, mask), expected, (q, k, v))
+    torch.testing.assert_close(mask.materialize((3, 8), torch.float64), bias)
+    with pytest.raises(ValueError, match="does not fit"):
+        memory_efficient_attention(q, k[:, :7], v[:, :7], mask)
+    with pytest.raises(ValueError, match="has 5 keys, and room for 4"):
+        kind.from_seqlens(rows, room, [5, 1])
+    with pytest.raises(ValueError, match="1 of keys"):
+        kind.from_seqlens(rows, room, [3])
+
+
 def test_tensors_joined_and_split() -> None:
     from xformers.ops import fmha
 

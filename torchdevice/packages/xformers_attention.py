@@ -186,9 +186,25 @@ class BlockDiagonalMask(AttentionBias):
             self.q_seqlen, self.kv_seqlen, self._batch_sizes
         )
 
+    def make_local_attention(self, window_size: int) -> BlockDiagonalMask:
+        """Return a causal mask whose rows see only so many keys, counted from the first."""
+        return BlockDiagonalCausalLocalAttentionMask(
+            self.q_seqlen, self.kv_seqlen, self._batch_sizes, window_size
+        )
+
+    def make_local_attention_from_bottomright(self, window_size: int) -> BlockDiagonalMask:
+        """Return a like mask in which the last row of a sequence sees its last keys."""
+        return BlockDiagonalCausalLocalAttentionFromBottomRightMask(
+            self.q_seqlen, self.kv_seqlen, self._batch_sizes, window_size
+        )
+
     def rule(self, rows: int, keys: int) -> Rule:
         """Return which keys a row of a sequence sees."""
         return Rule()
+
+    def span(self) -> int:
+        """Return how many keys all sequences have together."""
+        return sum(self.kv_seqlen)
 
     def places(self) -> Iterable[tuple[slice, slice]]:
         """Yield where the rows and the keys of each sequence are."""
@@ -220,6 +236,90 @@ class BlockDiagonalCausalMask(BlockDiagonalMask):
 @stands_in(_names("BlockDiagonalCausalFromBottomRightMask"))
 class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalMask):
     """Sequences whose last row sees their last key, and each row one key less than the next."""
+
+    def rule(self, rows: int, keys: int) -> Rule:
+        return Rule(right=0)
+
+
+class _Local(BlockDiagonalMask):
+    """Sequences in which a row sees the keys up to its own, and so many at most."""
+
+    def __init__(
+        self,
+        q_seqlen: Sequence[int],
+        kv_seqlen: Sequence[int],
+        _batch_sizes: Sequence[int] | None = None,
+        _window_size: int = 0,
+    ):
+        super().__init__(q_seqlen, kv_seqlen, _batch_sizes)
+        if _window_size <= 0:
+            raise ValueError(
+                f"_window_size={_window_size!r} is not a number of keys. Use an int of 1 or more."
+            )
+        self._window_size = _window_size
+
+
+@stands_in(_names("BlockDiagonalCausalLocalAttentionMask"))
+class BlockDiagonalCausalLocalAttentionMask(_Local):
+    """Sequences in which row i sees the last `_window_size` of the keys up to i."""
+
+    def rule(self, rows: int, keys: int) -> Rule:
+        return Rule(left=self._window_size - 1 + keys - rows, right=rows - keys)
+
+
+@stands_in(_names("BlockDiagonalCausalLocalAttentionFromBottomRightMask"))
+class BlockDiagonalCausalLocalAttentionFromBottomRightMask(_Local):
+    """Sequences whose last row sees the last `_window_size` keys, and the rows before it alike."""
+
+    def rule(self, rows: int, keys: int) -> Rule:
+        return Rule(left=self._window_size - 1, right=0)
+
+
+@stands_in(_names("BlockDiagonalPaddedKeysMask"))
+class BlockDiagonalPaddedKeysMask(BlockDiagonalMask):
+    """Sequences each of which has room for `kv_padding` keys, and uses the first `kv_seqlen`."""
+
+    def __init__(self, q_seqlen: Sequence[int], kv_padding: int, kv_seqlen: Sequence[int]):
+        super().__init__(q_seqlen, kv_seqlen)
+        self.kv_padding = kv_padding
+        if max(self.kv_seqlen, default=0) > kv_padding:
+            raise ValueError(
+                f"a sequence has {max(self.kv_seqlen)} keys, and room for {kv_padding}."
+            )
+
+    @classmethod
+    def from_seqlens(  # type: ignore[override]
+        cls,
+        q_seqlen: Sequence[int],
+        kv_padding: int,
+        kv_seqlen: Sequence[int],
+        causal_diagonal: Any = None,
+        *,
+        device: Any = None,
+    ) -> BlockDiagonalMask:
+        """Return the mask of sequences with so many rows and keys. ``causal_diagonal`` is unused.
+
+        Raises:
+            ValueError: There are not as many sequences of keys as of rows.
+        """
+        if len(kv_seqlen) != len(q_seqlen):
+            raise ValueError(
+                f"there are {len(q_seqlen)} sequences of rows and {len(kv_seqlen)} of keys."
+            )
+        return cls(q_seqlen, kv_padding, kv_seqlen)
+
+    def span(self) -> int:
+        return self.kv_padding * len(self.kv_seqlen)
+
+    def places(self) -> Iterable[tuple[slice, slice]]:
+        starts = range(0, self.span(), self.kv_padding)
+        for (rows, _), start, length in zip(super().places(), starts, self.kv_seqlen, strict=True):
+            yield rows, slice(start, start + length)
+
+
+@stands_in(_names("BlockDiagonalCausalWithOffsetPaddedKeysMask"))
+class BlockDiagonalCausalWithOffsetPaddedKeysMask(BlockDiagonalPaddedKeysMask):
+    """Such sequences whose last row sees the last key, and each row one key less than the next."""
 
     def rule(self, rows: int, keys: int) -> Rule:
         return Rule(right=0)
@@ -357,10 +457,10 @@ def _of_sequences(
     lse: bool,
 ) -> Attended:
     """Attend within each sequence. No mask of all rows by all keys is made."""
-    if q.shape[0] != 1 or sum(mask.q_seqlen) != q.shape[1] or sum(mask.kv_seqlen) > k.shape[1]:
+    if q.shape[0] != 1 or sum(mask.q_seqlen) != q.shape[1] or mask.span() > k.shape[1]:
         shapes = tuple(q.shape[:2]), tuple(k.shape[:2])
         raise ValueError(
-            f"a mask of sequences with {sum(mask.q_seqlen)} rows and {sum(mask.kv_seqlen)} keys "
+            f"a mask of sequences with {sum(mask.q_seqlen)} rows and {mask.span()} keys "
             f"does not fit {shapes}. "
             f"Join the sequences in a batch of 1."
         )
