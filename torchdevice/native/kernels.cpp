@@ -610,12 +610,13 @@ struct Facts {
   bool is_view;
   bool accepts_scalars;  // whether CPU tensors without dimensions may be among the arguments
   bool mixes;  // whether calls with tensors of several dtypes are served
+  bool rounds_numbers;  // whether CUDA rounds numbers to the dtype of a tensor of halves, as the CPU does
   bool counts_writes;  // whether writes to lists are counted here
   bool copies;  // whether tensors may be on the CPU, and CUDA's values for integers may differ from the CPU's
   int generator;  // the place of the argument; behind the arguments where there is none; -1 if no numbers are drawn
   std::vector<int> outs;  // the places of arguments that a kernel may resize
   std::vector<int> given;  // for each result the argument that it is; -1 for a new tensor
-  std::vector<at::ScalarType> refused;  // dtypes of the first tensor that are not served
+  std::vector<at::ScalarType> refused;  // dtypes of the first tensor that is no number, which are not served
 };
 
 // Whether a function is true of each tensor of an argument.
@@ -635,7 +636,7 @@ struct Aliases {
   c10::SmallVector<std::pair<Tensor, Tensor>, 8> pairs;
   int index = -1;
   bool has_dtype = false;
-  at::ScalarType dtype = at::ScalarType::Undefined;  // of the first tensor
+  at::ScalarType dtype = at::ScalarType::Undefined;  // of the first tensor that is no number
   bool has_host = false, to_host = false;  // whether a copy has a tensor of the CPU, and makes one
 
   Tensor of(const Tensor& tensor, bool is_out = false) {
@@ -795,6 +796,7 @@ class Kernel : public c10::OperatorKernel {
       const bool fit = all_tensors(value, [&](const Tensor& each) { return fits(facts, each, aliases); });
       if (!fit || value.isStorage() || (is_pin_[i] && !value.isNone() && value.toBool())) return false;
     }
+    if (!facts.rounds_numbers && !has_exact_numbers(at::ArrayRef<IValue>(stack).slice(base))) return false;
     const auto fits_at = [&](int i) { return fits_out(stack[base + i]); };
     if (!std::all_of(facts.outs.begin(), facts.outs.end(), fits_at)) return false;
     if (facts.copies && !copies_here(stack, base, context, aliases)) return false;
@@ -806,6 +808,32 @@ class Kernel : public c10::OperatorKernel {
       }
     }
     return aliases.index >= 0;
+  }
+
+  // Whether a tensor is a number in a call, which torch has made a tensor of.
+  static bool is_number(const Tensor& tensor) {
+    return tensor.defined() && tensor.is_cpu() && tensor.dim() == 0 &&
+        (tensor.scalar_type() == at::kDouble || tensor.scalar_type() == at::kLong);
+  }
+
+  // Whether the numbers among the arguments need no rounding where the other tensors are halves.
+  static bool has_exact_numbers(at::ArrayRef<IValue> given) {
+    const auto is_number = [](const IValue& each) {
+      return each.isScalar() || (each.isTensor() && Kernel::is_number(each.toTensor()));
+    };
+    auto dtype = at::ScalarType::Undefined;
+    for (auto& each : given) {
+      if (each.isTensor() && !is_number(each)) dtype = each.toTensor().scalar_type();
+    }
+    if (dtype != at::kHalf && dtype != at::kBFloat16) return true;
+    return std::all_of(given.begin(), given.end(), [&](const IValue& each) {
+      if (!is_number(each)) return true;
+      const auto number = each.isScalar() ? each.toScalar() : each.toTensor().item();
+      if (number.isComplex()) return true;
+      const auto wide = number.toDouble();
+      const auto narrow = static_cast<float>(wide);
+      return (dtype == at::kHalf ? float(c10::Half(narrow)) : float(c10::BFloat16(narrow))) == wide;
+    });
   }
 
   // Whether a kernel may give an argument another size here: where it lacks memory, or has all of its twin's.
@@ -839,7 +867,8 @@ class Kernel : public c10::OperatorKernel {
 
   static bool fits(const Facts& facts, const Tensor& tensor, Aliases& aliases) {
     if (!tensor.defined()) return true;
-    if (!aliases.has_dtype) {
+    const bool tells_dtype = !facts.mixes || !is_number(tensor);
+    if (tells_dtype && !aliases.has_dtype) {
       aliases.has_dtype = true;
       aliases.dtype = tensor.scalar_type();
       if (std::find(facts.refused.begin(), facts.refused.end(), aliases.dtype) != facts.refused.end()) return false;
@@ -1357,10 +1386,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("stream_changed", [] { thread.changes_streams = true; });
   m.def("put_all", &put_all);
   m.def("offer", [](const std::string& name, const std::string& overload, bool is_view, bool accepts_scalars,
-                    bool mixes, bool counts_writes, bool copies, int generator, std::vector<int> outs,
-                    std::vector<int> given, std::vector<at::ScalarType> refused) {
-    offer(name, overload, {is_view, accepts_scalars, mixes, counts_writes, copies, generator, std::move(outs),
-                           std::move(given), std::move(refused)});
+                    bool mixes, bool rounds_numbers, bool counts_writes, bool copies, int generator,
+                    std::vector<int> outs, std::vector<int> given, std::vector<at::ScalarType> refused) {
+    offer(name, overload, {is_view, accepts_scalars, mixes, rounds_numbers, counts_writes, copies, generator,
+                           std::move(outs), std::move(given), std::move(refused)});
   });
   // The random numbers of a GPU: the kind, the address and number of elements, seed, offset and threads.
   m.def("fill_random", [](const std::string& kind, uintptr_t address, int64_t size, uint64_t seed, uint64_t offset,

@@ -199,7 +199,7 @@ _lock = forks.lock(globals())
 _in_place: list[bool] = []
 """Not empty once the kernels are in place."""
 
-_offers: dict[Any, tuple[list[torch.dtype], bool]] = {}
+_offers: dict[Any, tuple[list[torch.dtype], bool, bool]] = {}
 """Operator that C++ does not know yet -> the further arguments of :func:`offer`."""
 
 
@@ -398,24 +398,29 @@ def can_serve(op: Any, is_handwritten: bool) -> bool:
     return not divides and device_generators.place_of(op) < len(arguments)
 
 
-def offer(op: Any, refused: Iterable[torch.dtype] = (), *, mixes: bool = True) -> None:
+def offer(
+    op: Any, refused: Iterable[torch.dtype] = (), *, mixes: bool = True, rounds_numbers: bool = True
+) -> None:
     """Let C++ serve an operator whose kernel in Python does no more than the CPU's.
 
     Args:
         op: The operator.
         refused: The dtypes in which the first tensor of a call may be refused.
         mixes: Whether C++ serves calls whose tensors have several dtypes.
+        rounds_numbers: Whether CUDA rounds numbers among the arguments to the dtype of a tensor of
+            halves, as the CPU does.
     """
-    facts = _offers[op] = list(refused), mixes
+    facts = _offers[op] = list(refused), mixes, rounds_numbers
     if storages.native is not None:
         _serve(op, *facts)
 
 
-def _serve(op: Any, refused: list[torch.dtype], mixes: bool) -> None:
+def _serve(op: Any, refused: list[torch.dtype], mixes: bool, rounds_numbers: bool) -> None:
     name, schema = op.name(), op._schema
     results = cpu_kernels.Results(op)
     scalars = name not in _HANDWRITTEN and device_mismatch.accepts_cpu_scalars(op)
-    facts = cpu_kernels.is_view(schema), scalars, mixes, results.counts_writes, name in _COPIES
+    allowed = scalars, mixes, rounds_numbers
+    facts = cpu_kernels.is_view(schema), *allowed, results.counts_writes, name in _COPIES
     places = device_generators.place_of(op), cpu_kernels.outs_of(op), results.positions
     building.load().offer(schema.name, schema.overload_name, *facts, *places, refused)
     _offers.pop(op, None)

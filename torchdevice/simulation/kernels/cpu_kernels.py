@@ -341,29 +341,46 @@ def on_cpu_as(op: Any) -> Callable[..., Any]:
     """Return a function that runs an operator on CPU tensors: a kernel, or the dispatcher."""
     # `_op_dk` calls the kernel of a key without the dispatcher; composite operators have none.
     run = functools.partial(op._op_dk, DispatchKey.CPU) if _has_kernel(op.name(), "CPU") else op._op
-    names = [each.name for each in op._schema.arguments]
-    if {"weight", "running_var"} < set(names) and not outs_of(op):
-        return _normalizing(names, run)
+    if is_batch_norm(op):
+        return _normalizing([each.name for each in op._schema.arguments], run)
     return run
 
 
+def is_batch_norm(op: Any) -> bool:
+    """Return whether an operator, without ``out=``, is batch norm or its derivative."""
+    names = {each.name for each in op._schema.arguments}
+    return {"weight", "running_var"} < names and not outs_of(op)
+
+
 def _normalizing(names: list[str], run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs batch norm on parameters of several dtypes, as CUDA's does."""
+    """Return a function that runs batch norm in CUDA's way: halves and parameters in float32.
+
+    The mean and the deviation that the derivative reads stay float32.
+    """
     first, last = names.index("weight"), names.index("running_var") + 1
+    is_backward = names[0] == "grad_out"
 
     def normalize(*args: Any) -> Any:
         given = args[first:last]
-        if len({each.dtype for each in given if each is not None}) < 2:
-            return run(*args)
         own = args[first - 1].dtype
-        wide = [each if each is None else each.to(_ACCUMULATED.get(own, own)) for each in given]
-        results = run(*args[:first], *wide, *args[last:])
-        for statistic, each in zip(given[-2:], wide[-2:], strict=True):
-            statistic.copy_(each)
-        if names[0] != "grad_out" or given[0] is None:
-            return results
-        return results[0], *(
-            each if each is None else each.to(given[0].dtype) for each in results[1:]
+        if own not in _ACCUMULATED and len({each.dtype for each in given if each is not None}) < 2:
+            return run(*args)
+        wide = _ACCUMULATED.get(own, own)
+        widened = [
+            each.to(wide) if isinstance(each, torch.Tensor) and each.is_floating_point() else each
+            for each in args
+        ]
+        results = run(*widened)
+        for statistic, each in zip(given[-2:], widened[last - 2 : last], strict=True):
+            if statistic is not None and each is not statistic:
+                statistic.copy_(each)
+        if not is_backward:
+            return results[0].to(own), *results[1:]
+        parameter = own if given[0] is None else given[0].dtype
+        dtypes = own, parameter, parameter
+        return tuple(
+            None if each is None else each.to(dtype)
+            for each, dtype in zip(results, dtypes, strict=True)
         )
 
     return normalize

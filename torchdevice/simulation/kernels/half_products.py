@@ -27,15 +27,11 @@ _NAMES = "addbmm addmm addmv baddbmm bmm convolution convolution_backward mm mv"
 _FLOAT16 = frozenset({torch.float16})
 
 _FUNCTIONS = {
-    "aten::_adaptive_avg_pool3d": _FLOAT16,
     "aten::binary_cross_entropy": _FLOAT16,
     "aten::dot": HALF,
     "aten::erfc": HALF,
     "aten::erfinv": HALF,
-    "aten::grid_sampler_2d": HALF,
-    "aten::grid_sampler_3d": _FLOAT16,
     "aten::linalg_vector_norm": _FLOAT16,
-    "aten::logit": _FLOAT16,
     "aten::norm.ScalarOpt_dim": _FLOAT16,
     "aten::pow.Tensor_Scalar": _FLOAT16,
     "aten::special_i1e": _FLOAT16,

@@ -14,11 +14,12 @@ import torch
 from torch._C import DispatchKey
 
 from torchdevice.calls.lacking.missing_operators import overload_of, schema_of
+from torchdevice.kernel.devices.runtime import HALF
 from torchdevice.kernel.thread_state import state
 from torchdevice.simulation import device_generators as device_random
 from torchdevice.simulation import policy, serving
 from torchdevice.simulation.allocator.storages import fresh
-from torchdevice.simulation.kernels import cpu_kernels, cuda_values, half_products
+from torchdevice.simulation.kernels import cpu_kernels, cuda_values, half_products, rounded_once
 from torchdevice.simulation.refusals import device_refusals
 from torchdevice.simulation.refusals.refusal_rules import Refusals, checks
 
@@ -72,8 +73,16 @@ class Pipeline:
             arguments, self._results = cpu_kernels.Arguments(op), cpu_kernels.Results(op)
             self._take, self._take_named = arguments.take, arguments.take_named
             self._look_again, self._compute = arguments.look_again, cpu_kernels.on_cpu_as(op)
+            # The function behind the packet, which is a frame less. The dispatcher wraps numbers.
+            self._compute_numbers = op._overloadpacket._op
             if half_products.takes(op):
                 self._compute = half_products.in_float32(op, self._compute)
+            elif rounded_once.takes(op):
+                self._compute = rounded_once.in_float32(op, self._compute)
+                self._compute_numbers = rounded_once.in_float32(op, self._compute_numbers)
+            elif rounded_once.takes_numbers(op):
+                self._compute = rounded_once.with_whole_numbers(op, self._compute)
+                self._compute_numbers = rounded_once.with_whole_numbers(op, self._compute_numbers)
             self._random = device_random.kind_of(op)
         if self._refusals_of is refusals_of and op.namespace == "aten":
             self._offer_to_cpp(op)
@@ -96,8 +105,15 @@ class Pipeline:
         refused = [rule.only for rule in rules if rule.only is not None]
         if len(refused) == len(rules) and serving.can_serve(op, self._may_lack is None):
             # A rule without dtypes is one about several dtypes.
-            slow = half_products.slow_dtypes(op) if half_products.takes(op) else frozenset()
-            serving.offer(op, slow.union(*refused), mixes=all(refused))
+            by_python = half_products.slow_dtypes(op) if half_products.takes(op) else frozenset()
+            if rounded_once.takes(op) or cpu_kernels.is_batch_norm(op):
+                by_python = HALF
+            serving.offer(
+                op,
+                by_python.union(*refused),
+                mixes=all(refused),
+                rounds_numbers=not rounded_once.takes_numbers(op),
+            )
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the operator."""
@@ -129,9 +145,8 @@ class Pipeline:
         on = None if there is None else there.memory.get(index)
         if on is not None and on.ended:  # so that the kernel may use the memory of what has ended
             on.release_ended()
-        # The overload packet goes by the dispatcher, which wraps numbers.
         call = (
-            self._op._overloadpacket
+            self._compute_numbers
             if odd and self._look_again(taken, args, kwargs, index)
             else self._compute
         )
