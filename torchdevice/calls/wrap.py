@@ -15,7 +15,7 @@ import functools
 import operator
 import sys
 import types
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from typing import Any, Literal
 
 import torch
@@ -40,6 +40,7 @@ from torchdevice.kernel.patching import (
     stands_for,
     take_out,
 )
+from torchdevice.kernel.python import garbage_collection
 from torchdevice.kernel.torch_internals import is_torch_function_all_disabled
 
 _state = thread_state.state
@@ -442,15 +443,41 @@ def _members() -> Iterator[tuple[Any, str, Any]]:
 
 def _unwrapped(value: Any) -> Any:
     """Return the member of torch that a wrapper stands for; another value as it is."""
-    return value.original if isinstance(value, (EntryPoint, _Attribute)) else value
+    # By the type, since `isinstance` asks each of thousands of values for its `__class__` too.
+    return value.original if issubclass(type(value), (EntryPoint, _Attribute)) else value
 
 
-def _listed(functions: Collection[Any]) -> list[Patch]:
+class _Walk:
+    """One walk through torch's namespaces and all modules, which the installations of an entry
+    share.
+
+    Attributes:
+        members: What :func:`_members` yields.
+        functions: The functions among them.
+        loaded: Which modules were loaded, see :func:`loaded`.
+        searched: The modules that were searched: name -> id.
+        places: The `id` of a function -> the modules that hold it, with its names there.
+    """
+
+    def __init__(self) -> None:
+        self.members = list(_members())
+        # A set, since torch holds many functions in several namespaces.
+        self.functions = {value for _, _, value in self.members if isinstance(value, _FUNCTIONS)}
+        originals = {id(value) for _, _, value in self.members if isinstance(value, _FUNCTIONS)}
+        self.loaded = loaded()
+        modules = dict(sys.modules)
+        self.searched = _ids(modules)
+        self.places: dict[int, list[_Place]] = {}
+        for original, place in _held_by(modules.items(), originals):
+            self.places.setdefault(original, []).append(place)
+
+
+def _listed(functions: Collection[Any], walk: _Walk) -> list[Patch]:
     """Return a patch for each place in torch that holds one of these functions or accessors."""
     found: list[Patch] = []
     # By `id`, because equal functions may be several objects (see `_entry_points`).
     wrapped: set[int] = set()
-    for owner, name, value in _members():
+    for owner, name, value in walk.members:
         if isinstance(value, types.GetSetDescriptorType):
             if value.__get__ in functions or value.__set__ in functions:
                 found.append(Replaced(owner, name, _Attribute))
@@ -458,7 +485,7 @@ def _listed(functions: Collection[Any]) -> list[Patch]:
             wrapped.add(id(_entry_point(value).original))
             if owner is not torch._VF:  # see _VariableFunctions
                 found.append(Replaced(owner, name, _stand_in))
-    return [*found, _ImportedByValue(wrapped)]
+    return [*found, _ImportedByValue(wrapped, walk)]
 
 
 def _kind_for(function: Any) -> type[EntryPoint]:
@@ -477,25 +504,23 @@ def _kind_for(function: Any) -> type[EntryPoint]:
     return LastResort if repeated and rewriter is None else EntryPoint
 
 
-def _for_every_scope() -> list[Patch]:
+def _for_every_scope(walk: _Walk) -> list[Patch]:
     """Return the patches for every scope.
 
     They are for what has a rewriter of its own, what takes a device by its schema, and what may be
     made again.
     """
-    # A set, since torch holds many functions in several namespaces.
-    functions = {value for _, _, value in _members() if isinstance(value, _FUNCTIONS)}
-    builtins = {function for function in functions if isinstance(function, _BUILTINS)}
+    builtins = {function for function in walk.functions if isinstance(function, _BUILTINS)}
     found = {
         *filter(lookup.takes_device, builtins),
         *_WITHOUT_SCHEMA,
-        *filter(dtype_gaps.asked_last, functions),
+        *filter(dtype_gaps.asked_last, walk.functions),
     }
     # Not by name: `torch.mm` equals `torch.dsmm`, and the set of all functions may hold either.
     found.update(dtype_gaps.PRODUCTS)
     operators = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
     return [
-        *_listed(found | rewriters.REGISTERED.keys()),
+        *_listed(found | rewriters.REGISTERED.keys(), walk),
         *(Replaced(operator, "__call__", _operator_call) for operator in operators),
         Constructor(torch.device, _new_device),
         Replaced(torch._VF, "vf", _VariableFunctions),
@@ -503,14 +528,14 @@ def _for_every_scope() -> list[Patch]:
     ]
 
 
-def _for_dtypes() -> list[Patch]:
+def _for_dtypes(walk: _Walk) -> list[Patch]:
     """Return patches for targets that lack dtypes: of functions that take a dtype and no device."""
     found = (
         value
-        for _, _, value in _members()
+        for value in walk.functions
         if isinstance(value, _BUILTINS) and lookup.takes_dtype(value)
     )
-    return _listed({value for value in found if lookup.classify(value, {}) is None})
+    return _listed({value for value in found if lookup.classify(value, {}) is None}, walk)
 
 
 @functools.cache
@@ -525,42 +550,59 @@ def _may_be_refused() -> frozenset[Any]:
     return frozenset(filter(dtype_gaps.can_be_repeated, found))
 
 
+_Place = tuple[types.ModuleType, str]
+"""A module, and a name in it."""
+
+
+def _ids(modules: dict[str, Any]) -> dict[str, int]:
+    return dict(zip(modules, map(id, modules.values()), strict=True))
+
+
+def _held_by(
+    modules: Iterable[tuple[str, Any]], originals: Set[int]
+) -> Iterator[tuple[int, _Place]]:
+    """Yield each original that a module holds, with the place."""
+    for key, module in modules:
+        # The modules of this package hold originals on purpose.
+        if not isinstance(module, types.ModuleType) or key.startswith("torchdevice."):
+            continue
+        held = vars(module)
+        # Of all at once: most modules hold none.
+        if not originals.isdisjoint(map(id, list(held.values()))):
+            for name, value in list(held.items()):
+                if id(value) in originals:
+                    yield id(value), (module, name)
+
+
 class _ImportedByValue:
     """The patch of modules, torch's own included, that imported functions before the scope.
 
     A function held by a class, a closure or a default argument is not found.
     """
 
-    def __init__(self, originals: Set[int]) -> None:
+    def __init__(self, originals: Set[int], walk: _Walk) -> None:
         self._originals = originals
-        self._seen: dict[str, int] = {}
-        """The modules that were searched: name -> id. A module that is imported again is another
-        one.
-        """
-        self._loaded = 0, "", 0
-        self._patches: dict[tuple[types.ModuleType, str], Replaced] = {}
+        # The modules that were searched: a module that is imported again is another one.
+        self._seen, self._loaded = walk.searched, walk.loaded
+        self._patches: dict[_Place, Replaced] = {}
+        for original in originals:
+            self._add(walk.places.get(original, ()))
+
+    def _add(self, places: Iterable[_Place]) -> None:
+        for place in places:
+            # `may_be_absent`: the name can be deleted after the search.
+            self._patches.setdefault(place, Replaced(*place, _stand_in, may_be_absent=True))
 
     def install(self) -> None:
         originals = self._originals
         now = loaded()
         if now != self._loaded:
             modules = dict(sys.modules)
-            present = dict(zip(modules, map(id, modules.values()), strict=True))
+            present = _ids(modules)
             # The main module grows while a program is typed in, without an import.
-            for key in dict(present.items() - self._seen.items()).keys() | {"__main__"}:
-                module = modules.get(key)
-                # The modules of this package hold originals on purpose.
-                if not isinstance(module, types.ModuleType) or key.startswith("torchdevice."):
-                    continue
-                held = vars(module)
-                # Of all at once: most modules hold none.
-                if not originals.isdisjoint(map(id, list(held.values()))):
-                    for name in [
-                        name for name, value in list(held.items()) if id(value) in originals
-                    ]:
-                        # `may_be_absent`: the name can be deleted after the search.
-                        place = Replaced(module, name, _stand_in, may_be_absent=True)
-                        self._patches.setdefault((module, name), place)
+            new = dict(present.items() - self._seen.items()).keys() | {"__main__"}
+            found = _held_by([(key, modules.get(key)) for key in new], originals)
+            self._add(place for _, place in found)
             self._seen, self._loaded = present, now
         # Only places that hold an original now: the program may have assigned another value since.
         put_in(
@@ -582,22 +624,44 @@ def _find_module(original: Any, orig_method: Any) -> str:
     return original(orig_method if entry is None or orig_method.__module__ else entry)  # type: ignore[no-any-return]
 
 
-_FOR_EVERY_SCOPE = Installation(_for_every_scope)
+class _Wrapping(Installation):
+    """An installation of wrappers.
+
+    Args:
+        build: Returns the patches, from a walk through torch.
+    """
+
+    def __init__(self, build: Callable[[_Walk], list[Patch]]):
+        super().__init__(lambda: build(self._walk or _Walk()))
+        self._walk: _Walk | None = None
+
+    def build(self, walk: _Walk) -> None:
+        """Build the patches from a walk that others share."""
+        self._walk = walk
+        try:
+            self.prepare()
+        finally:
+            self._walk = None
+
+
+def _of(functions: Collection[Any]) -> _Wrapping:
+    return _Wrapping(functools.partial(_listed, functions))
+
+
+_FOR_EVERY_SCOPE = _Wrapping(_for_every_scope)
 
 _INSTALLATIONS = {
-    operator.attrgetter("shown_as"): Installation(lambda: _listed(rewriters.READS)),
-    operator.attrgetter("runtime.blocking_copies_only"): Installation(
-        lambda: _listed(rewriters.COPIES)
+    operator.attrgetter("shown_as"): _of(rewriters.READS),
+    operator.attrgetter("runtime.blocking_copies_only"): _of(rewriters.COPIES),
+    operator.attrgetter("dtypes.in_float32"): _of(half_precision_matmul.TABLE),
+    operator.attrgetter("dtypes.unsupported"): _Wrapping(_for_dtypes),
+    operator.attrgetter("runtime.refusing_key"): _Wrapping(
+        lambda walk: _listed(_may_be_refused(), walk)
     ),
-    operator.attrgetter("dtypes.in_float32"): Installation(
-        lambda: _listed(half_precision_matmul.TABLE)
-    ),
-    operator.attrgetter("dtypes.unsupported"): Installation(_for_dtypes),
-    operator.attrgetter("runtime.refusing_key"): Installation(lambda: _listed(_may_be_refused())),
 }
 """What a context must have -> what it then needs."""
 
-_OF_RUNTIMES: dict[int, Installation] = {}
+_OF_RUNTIMES: dict[int, _Wrapping] = {}
 """The `id` of a runtime's own table of rewriters, which the installation keeps -> what wraps the
 functions in it.
 """
@@ -613,8 +677,18 @@ def needed(context: Context) -> list[Installation]:
     own = context.runtime.rewriters
     kind = id(own)
     if own and kind not in _OF_RUNTIMES:
-        _OF_RUNTIMES[kind] = Installation(functools.partial(_listed, own))
-    return [*found, _OF_RUNTIMES[kind]] if own else found
+        _OF_RUNTIMES[kind] = _of(own)
+    if own:
+        found.append(_OF_RUNTIMES[kind])
+    if not all(map(_is_built, found)):
+        with garbage_collection.paused():
+            walk = _Walk()
+            for each in found:
+                each.build(walk)
+    return [*found]
+
+
+_is_built = operator.attrgetter("is_built")
 
 
 # ---- functions of torch that a program holds -----------------------------------------------------

@@ -543,10 +543,14 @@ class Installation:
     Args:
         build: Returns the patches; called when they are first needed, so that importing the package
             builds nothing.
+
+    Attributes:
+        is_built: Whether the patches have been built.
     """
 
     def __init__(self, build: Callable[[], list[Patch]]):
         self._build = build
+        self.is_built = False
         self._patches: list[Patch] | None = None
         self._holders: set[object] = set()
         self._in_place: bool | None = False  # None while patches are being installed or removed
@@ -567,12 +571,22 @@ class Installation:
         if self._in_place is not bool(self._holders):
             with self._lock: self._change()  # noqa: E701  # fmt: skip
 
-    def _change(self) -> None:
-        """Install or remove all patches, again if another call of this method came meanwhile."""
+    def prepare(self) -> None:
+        """Build the patches. May be called again."""
+        # On one line: see `hold`.
+        with self._lock: self._built()  # noqa: E701  # fmt: skip
+
+    def _built(self) -> list[Patch]:
         if self._patches is None:
             # Building makes thousands of lasting objects, and a collection would find no garbage.
             with garbage_collection.paused():
                 self._patches = together(self._build())
+            self.is_built = True
+        return self._patches
+
+    def _change(self) -> None:
+        """Install or remove all patches, again if another call of this method came meanwhile."""
+        patches = self._built()
         while True:
             # A nested call of this method replaces the round, and the outer call then starts again.
             self._round = this_round = object()
@@ -580,11 +594,11 @@ class Installation:
             # None is neither True nor False, so after an interrupt the next call settles.
             self._in_place = None
             if wanted:
-                for patch in self._patches:
+                for patch in patches:
                     patch.install()
             else:
                 # Without a frame of Python.
-                do_all(list(map(operator.attrgetter("remove"), reversed(self._patches))))
+                do_all(list(map(operator.attrgetter("remove"), reversed(patches))))
             if self._round is this_round and bool(self._holders) is wanted:
                 self._in_place = wanted
                 return
