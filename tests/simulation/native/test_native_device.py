@@ -137,6 +137,25 @@ class TestWhoLeads:
             assert torch.cuda.memory_allocated() == 6 * 512
 
     @pytest.mark.usefixtures("no_collections")
+    def test_it_leads_on_while_kernels_in_python_get_tensors_of_cpp_that_end(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with torchdevice.simulate(native="always"):
+            held = torch.empty(4, device="cuda")
+            torch.nn.functional.dropout(held)  # the first call of an operator is Python's
+            torch.empty(4, device="cuda")
+            assert leading()
+            monkeypatch.setattr(
+                NativeDevice, "_led_in_python", lambda device: pytest.fail("the model leads")
+            )
+            for _ in range(3):
+                # With a GPU's random numbers the kernel is one in Python.
+                torch.nn.functional.dropout(torch.ones(8, device="cuda"))
+            assert leading()
+            monkeypatch.undo()
+            assert torch.cuda.memory_allocated() == 512
+
+    @pytest.mark.usefixtures("no_collections")
     def test_it_leads_again_after_a_retry_near_the_limit(self) -> None:
         with torchdevice.simulate(native="always", memory="64MiB"):
             for size in (40, 50, 60):

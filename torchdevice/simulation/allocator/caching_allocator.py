@@ -201,7 +201,8 @@ class Device:
 
         The lock is not held: observers have locks of their own.
         """
-        ended = self._blocks.ended  # by the blocks, which C++ then leads no more
+        # Not by the blocks, which C++ would then lead no more. None is Python's while it leads.
+        ended = self.ended
         try:  # as the blocks do it, without the time of its frame: most kernels come here
             while ended:
                 ended.popleft().release()
