@@ -438,13 +438,19 @@ def bernoulli_tensor_(draw: Drawing, self: torch.Tensor, p: torch.Tensor) -> tor
         draw.take(10)
         return self
     chances = p.to(_computes_in(self)).expand(self.shape)
-    if not bool(((chances >= 0) & (chances <= 1)).all()):
+    least, most = (each.item() for each in chances.aminmax())
+    if not (least >= 0 and most <= 1):  # neither holds for NaN
         _aten.bernoulli_.Tensor(self, p)  # raises
     source = draw.take(10)
     order = _common_order(self, chances)
     numbers = philox.uniform_of_threads(source, -(-self.numel() // 4)).reshape(-1)[: self.numel()]
     own, chances = self.permute(order), chances.permute(order)
-    own.copy_(torch.from_numpy(numbers).view(own.shape) <= chances)
+    drawn = torch.from_numpy(numbers).view(own.shape)
+    # Into the tensor itself, unless `p` shares its memory, which the comparison reads.
+    if own.untyped_storage().data_ptr() == chances.untyped_storage().data_ptr():
+        own.copy_(drawn <= chances)
+    else:
+        torch.le(drawn, chances, out=own)
     return self
 
 
