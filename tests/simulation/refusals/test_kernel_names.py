@@ -141,3 +141,12 @@ def test_no_operator_names_a_kernel_of_the_cpu(sweep: tuple[bool, int]) -> None:
             found[op.formatted_name] = names
     assert sum(map(len, found.values())) > len(operators) / 4, "the sweep refuses something"
     assert {op: names for op, names in found.items() if any("cpu" in name for name in names)} == {}
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+@pytest.mark.parametrize("native", ["never", "auto"])
+def test_the_type_of_a_tensor_has_the_name_of_the_device(engine: Any, native: Any) -> None:
+    with torchdevice.simulate(engine=engine, native=native):
+        words = torch.ones(2, 3, dtype=torch.float16, device="cuda")
+        with pytest.raises(RuntimeError, match=r"but got torch\.cuda\.HalfTensor instead"):
+            torch.nn.functional.embedding_bag(words, torch.ones(4, 4, device="cuda"))

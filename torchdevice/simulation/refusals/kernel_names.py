@@ -128,10 +128,18 @@ def of_cuda(operator: str, kernel: str) -> str:
     return _ENDING.sub("_cuda", kernel).replace("_cpu", "_cuda")
 
 
+_OF_HOST = re.compile(r"(?<=but got torch\.)(?=\w+Tensor\b)")
+"""The place of the device in the name of a tensor's type, which the CPU's leaves out."""
+
+
 def named(operator: str, error: Exception) -> Exception:
-    """Return a CPU dtype error with the name of CUDA's kernel; other errors unchanged."""
-    found = _NOT_IMPLEMENTED.match(str(error))
-    if found is None or not policy.stands_for_cuda():
+    """Return a CPU dtype error with CUDA's names of the kernel and of the tensor's type; other
+    errors unchanged.
+    """
+    if not policy.stands_for_cuda():
         return error
-    kernel = of_cuda(operator, found[1])
-    return error if kernel == found[1] else type(error)(str(error).replace(found[1], kernel, 1))
+    text = _OF_HOST.sub("cuda.", str(error))
+    found = _NOT_IMPLEMENTED.match(text)
+    if found is not None:
+        text = text.replace(found[1], of_cuda(operator, found[1]), 1)
+    return error if text == str(error) else type(error)(text)
