@@ -1,7 +1,7 @@
 """Functions of halves that CUDA's kernels compute in float32 and round once.
 
 The CPU's kernels round in between: sums, means and buffers are halves, and so is the number in
-``x + 0.3``. ``tests/simulation/kernels/test_rounded_once.py`` compares each operator with float64.
+``x + 0.3``.
 """
 
 from __future__ import annotations
