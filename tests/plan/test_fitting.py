@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torchdevice
-from torchdevice.plan import fitting, rendering, workspaces
+from torchdevice.plan import fitting, other_processes, rendering, workspaces
 from torchdevice.simulation.models import MACS, MODELS
 
 pytestmark = pytest.mark.one_engine
@@ -35,20 +35,22 @@ def plan_of(
         "lines": ["train.py:3"],
     }
     found = [{"device": f"cuda:{index}", **one} for index in range(devices)]
-    need, least = fitting.needed(found, context), fitting.at_least(found, context)
+    need, least = other_processes.most(found, [], context), fitting.at_least(found, context)
     return {
         "program": "train.py",
         "finished": finished,
         "ended": "" if finished else "ValueError at train.py:4",
         "advice": "",
         "versions": {"torch": "2.13.0", "transformers": "5.24.0"},
+        "ran out": [],
         "devices": found,
+        "other processes": [],
         "traffic": None,
         "context": context,
         "needs": need,
         "at least": least,
-        "fits": [*fitting.fits(need, least, finished=finished)],
-        "macs": [*fitting.macs(need, finished=finished)],
+        "fits": [*fitting.fits(need, least, evidence=fitting.Evidence(finished))],
+        "macs": [*fitting.macs(need, least, evidence=fitting.Evidence(finished))],
         "bound": "",
         "assumed": [{"lines": ["train.py:5"], "operator": "item()", "value": "0.0"}],
     }
@@ -99,7 +101,10 @@ def test_a_program_may_choose_the_workspaces() -> None:
 def test_some_gpus_have_larger_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
     need = int(fitting.memory_of("h100"))
     two = fitting.Workspaces(2, (8, 0))
-    fits = {each["model"]: each["fits"] for each in fitting.fits(need, need, two, finished=True)}
+    fits = {
+        each["model"]: each["fits"]
+        for each in fitting.fits(need, need, two, evidence=fitting.Evidence())
+    }
     assert fits["h100"] == fitting.NO and fits["a100-80gb"] == fitting.YES
     assert workspaces.size((8, 0)) == 8_519_680 and workspaces.size((9, 0)) == 32 << 20
     monkeypatch.setenv(workspaces.VARIABLE, ":4096:2:16:8")
@@ -165,3 +170,36 @@ def test_a_plan_in_markdown() -> None:
     assert "peak of cuda:0 at: train.py:3" in lines and "| 0.0 | item() | train.py:5 |" in lines
     assert lines[-1] == "Holds for: torch 2.13.0, transformers 5.24.0"
     assert any(line.startswith("Too small: a100-1g.5gb, ") for line in lines)
+
+
+def test_several_processes_have_a_range() -> None:
+    child = {"name": "child.py", "ended": False, "devices": {"cuda:0": 2 * GIB}}
+    found = plan_of(1) | {"other processes": [child]}
+    assert next(iter(rendering.answer(found))) == (
+        "It needs 1.50 GiB, with 512.00 MiB for CUDA itself."
+    )
+    found |= {"at least": 2 * GIB, "needs": 4 * GIB}
+    assert next(iter(rendering.answer(found))) == (
+        "It needs 2.00 GiB if its processes use GPUs one after the other, and up to 4.00 GiB if "
+        "they do so at once, each with 512.00 MiB for CUDA itself."
+    )
+    tables = dict(rendering.tables(found))
+    assert tables["other processes"] == [("child.py", "2.00 GiB on cuda:0, did not finish")]
+    assert "| process | memory |" in list(rendering.markdown(found))
+
+
+def test_where_memory_ran_out_is_named() -> None:
+    found = plan_of(1) | {"ran out": [{"lines": ["t.py:3"], "times": 2}]}
+    assert list(rendering.answer(found))[1] == (
+        "Memory ran out 2 times, at t.py:3, and the program went on. The plan holds for this "
+        "memory only."
+    )
+    evidence = fitting.Evidence(adapted_to=fitting.memory_of("t4"))
+    said = {each["model"]: each["fits"] for each in fitting.fits(GIB, GIB, evidence=evidence)}
+    assert said.pop("t4") == fitting.YES and set(said.values()) == {fitting.UNKNOWN}
+
+
+def test_what_is_not_known_to_fit() -> None:
+    evidence = fitting.Evidence(finished=False)
+    found = plan_of(1) | {"fits": [*fitting.fits(GIB, GIB, evidence=evidence)]}
+    assert "No GPU is known to fit." in list(rendering.answer(found))

@@ -27,9 +27,10 @@ def plan_of(need: float, *, finished: bool = True) -> dict[str, Any]:
     size = int(need * GIB)
     return {
         "program": "train.py",
+        "devices": [{}],
         "needs": size,
         "versions": VERSIONS,
-        "fits": [*fitting.fits(size, size, finished=finished)],
+        "fits": [*fitting.fits(size, size, evidence=fitting.Evidence(finished))],
     }
 
 
@@ -75,7 +76,7 @@ def test_growth_beyond_what_is_allowed_fails(need: float, grow: float, failed: b
         (
             plan_of(12, finished=False),
             True,
-            "It did not finish, so that it may not fit the 14.56 GiB of Tesla T4.",
+            "The plan does not show that it fits the 14.56 GiB of Tesla T4.",
         ),
     ],
 )

@@ -61,7 +61,7 @@ def test_where_a_value_goes(
 
 
 def plan(need: int, *, finished: bool = True) -> dict[str, Any]:
-    fits = [*fitting.fits(need * GIB, need * GIB, finished=finished)]
+    fits = [*fitting.fits(need * GIB, need * GIB, evidence=fitting.Evidence(finished))]
     found = {
         "finished": finished,
         "ended": "" if finished else "ValueError at t.py:1",

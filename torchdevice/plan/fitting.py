@@ -28,11 +28,6 @@ def memory_of(model: str) -> int:
     return int(declarations()["memory"].check(models.MODELS[model].memory))
 
 
-def needed(devices: Sequence[Mapping[str, Any]], context: int) -> int:
-    """Return the bytes that the device with the highest peak needs, including CUDA's own."""
-    return int(max((each["peak"] for each in devices), default=0) + context)
-
-
 def at_least(devices: Sequence[Mapping[str, Any]], context: int) -> int:
     """Return the bytes that the device with the highest peak needs without fragments."""
     return int(max((each["peak"] - each["fragments"] for each in devices), default=0) + context)
@@ -57,30 +52,52 @@ class Workspaces(NamedTuple):
         return self.number * (sizes[0] - sizes[1])
 
 
+class Evidence(NamedTuple):
+    """What a plan proves of the memory that its program needs.
+
+    Attributes:
+        finished: Whether the program came to its end, and used GPUs. Otherwise it may need more.
+        too_little: The bytes of a device on which memory ran out, and ended the program.
+        adapted_to: The bytes of a device on which memory ran out, and the program went on: with
+            more or less memory it does something else.
+        is_range: Whether the least memory is that of one process, and the most that of all at once.
+    """
+
+    finished: bool = True
+    too_little: int = 0
+    adapted_to: int = 0
+    is_range: bool = False
+
+    def verdict(self, memory: int, need: int, least: int) -> str:
+        """Return whether a device with so much memory has what is needed."""
+        if self.adapted_to not in (0, memory):
+            return UNKNOWN
+        if least > memory or memory <= self.too_little:
+            return NO
+        if not self.finished:
+            return UNKNOWN
+        if need <= memory:
+            return YES
+        return UNKNOWN if self.is_range else WITHOUT_FRAGMENTS
+
+
 def fits(
-    need: int, least: int, more: Workspaces | None = None, *, finished: bool, too_little: int = 0
+    need: int, least: int, more: Workspaces | None = None, *, evidence: Evidence
 ) -> Iterator[dict[str, Any]]:
     """Yield per GPU model whether it has the needed memory, the smallest memory first.
 
     A GPU that lacks only the fragments may do: its allocator gives cached memory back before memory
-    runs out. A program that did not finish may need more than it got, and one that ran out of
-    memory needs more than the device has.
+    runs out.
 
     Args:
         need: The bytes that are needed.
         least: The bytes without fragments.
         more: The workspaces among them, where there are any.
-        finished: Whether the program came to its end.
-        too_little: The bytes of a device on which memory ran out.
+        evidence: What the plan proves.
     """
     for model in sorted(models.MODELS, key=memory_of):
         memory, larger = memory_of(model), more.more_on(model) if more else 0
-        if least + larger > memory or memory <= too_little:
-            found = NO
-        elif not finished:
-            found = UNKNOWN
-        else:
-            found = YES if need + larger <= memory else WITHOUT_FRAGMENTS
+        found = evidence.verdict(memory, need + larger, least + larger)
         name = models.MODELS[model].properties["name"]
         yield {
             "model": model,
@@ -91,13 +108,16 @@ def fits(
         }
 
 
-def macs(need: int, *, finished: bool) -> Iterator[dict[str, Any]]:
-    """Yield per size of a Mac's memory whether Metal recommends to use as much as is needed."""
+def macs(need: int, least: int, *, evidence: Evidence) -> Iterator[dict[str, Any]]:
+    """Yield per size of a Mac's memory whether Metal recommends to use as much as is needed.
+
+    Args:
+        need: The bytes that are needed.
+        least: The bytes of the process that needs the most.
+        evidence: What the plan proves.
+    """
     for size, most in models.MACS.items():
-        if need > most:
-            found = NO
-        else:
-            found = YES if finished else UNKNOWN
+        found = evidence.verdict(most, need, least if evidence.is_range else need)
         yield {
             "unified memory": f"{size} GB",
             "memory": most,

@@ -10,7 +10,7 @@ from typing import Any
 
 from torchdevice.kernel.python import foreign_files
 from torchdevice.kernel.python.byte_sizes import written
-from torchdevice.plan import fitting
+from torchdevice.plan import fitting, rendering
 from torchdevice.simulation import models
 
 _LARGEST = 1 << 20
@@ -69,6 +69,9 @@ def judged(
         grow: By how many percent more may be needed.
         model: The model of a GPU that the plan is to fit; None for none.
     """
+    if not rendering.uses_gpus(plan):
+        yield {"said": "There is nothing to compare.", "failed": True}
+        return
     if baseline is not None:
         yield _against(plan, baseline, grow)
     if model is not None:
@@ -82,14 +85,14 @@ def judged(
 
 _REFUSED = {
     fitting.NO: "It does not fit {}.",
-    fitting.UNKNOWN: "It did not finish, so that it may not fit {}.",
+    fitting.UNKNOWN: "The plan does not show that it fits {}.",
     fitting.WITHOUT_FRAGMENTS: "It fits {} only without the fragments.",
 }
 
 
 def _against(plan: Mapping[str, Any], baseline: Mapping[str, Any], grow: float) -> dict[str, Any]:
     before, now = baseline["needs"], plan["needs"]
-    percent = 100 * (now - before) / before
+    percent = 100 * (now - before) / max(before, 1)
     said = (
         f"The baseline needs {written(before)}, and this {written(now)}: {percent:+.2f} %, of "
         f"{grow:+g} % allowed."

@@ -27,7 +27,7 @@ from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.journal.callers import Site, caller_frame, program_frame, site_of
 from torchdevice.kernel.python.uncaught_errors import last_place
 from torchdevice.kernel.stand_ins import tensors
-from torchdevice.plan import fitting, workspaces
+from torchdevice.plan import fitting, other_processes, workspaces
 from torchdevice.report import Report, formatting
 from torchdevice.simulation import models
 from torchdevice.simulation.observe.assumed_values import ASSUMED, FEWEST, MOST
@@ -101,6 +101,7 @@ class Peaks(Observer):
         progress: What is told now and then how many blocks came and went, and the most bytes in
             use.
         traffic: What a rank of several sends to the others.
+        ran_out: Line of the program -> how often memory ran out there.
     """
 
     context: Any = models.CONTEXT
@@ -113,6 +114,7 @@ class Peaks(Observer):
 
     def __init__(self) -> None:
         self.devices: dict[int, Peak] = {}
+        self.ran_out: Counter[Site] = Counter()
         self._held: dict[int, _Held] = {}
         self._ended: deque[_Held] = deque(maxlen=_REMEMBERED)
         self._clock = itertools.count()
@@ -225,6 +227,10 @@ class Peaks(Observer):
         )
         peak.reserved = max(peak.reserved, peak._segments)
 
+    def memory_ran_out(self, ordinal: int, wanted: int, total: int, free: int) -> None:
+        caller = caller_frame()
+        self.ran_out[site_of(program_frame(caller)[0] or caller)] += 1
+
     # ---- what they are for -----------------------------------------------------------------------
 
     def run(
@@ -280,14 +286,20 @@ def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str,
             of a status that is not 0.
     """
     devices = [_device(peaks, index) for index in sorted(peaks.devices)]
-    need, least = fitting.needed(devices, peaks.context), fitting.at_least(devices, peaks.context)
-    too_little = peaks.limit if isinstance(error, torch.OutOfMemoryError) else 0
+    others = other_processes.of(report)
+    # Two of each: a step of training has so many.
+    of_cublas = 2 * max(map(workspaces.size, peaks.capabilities), default=0)
+    need = other_processes.most(devices, others, peaks.context, of_cublas)
+    least = max(
+        fitting.at_least(devices, peaks.context), other_processes.least(others, peaks.context)
+    )
     index = max(peaks.devices, key=lambda each: _peak(peaks, each), default=None)
     if index is None or peaks.chosen_workspace is not None:
         more = None  # they are as large on every GPU
     else:
         more = fitting.Workspaces(len(peaks.devices[index].handles), peaks.capabilities[index])
-    fits = [*fitting.fits(need, least, more, finished=error is None, too_little=too_little)]
+    evidence = _evidence(peaks, error, devices, others)
+    fits = [*fitting.fits(need, least, more, evidence=evidence)]
     assumed = [*_assumed(report)]
     return {
         "program": formatting.program(report),
@@ -295,18 +307,36 @@ def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str,
         "error": None if error is None else f"{type(error).__name__}: {error}",
         "ended": "" if error is None else f"{_named(error)} at {last_place(error)}",
         "advice": _advice(error),
+        "ran out": [
+            {"lines": [f"{site.file}:{site.line}"], "times": times}
+            for site, times in peaks.ran_out.items()
+        ],
         "devices": devices,
+        "other processes": others,
         "traffic": None if peaks.traffic is None else peaks.traffic.data(),
         "context": peaks.context,
         "needs": need,
         "at least": least,
         "smallest": (fitting.smallest(fits) or {}).get("model"),
         "fits": fits,
-        "macs": [*fitting.macs(need, finished=error is None)],
+        "macs": [*fitting.macs(need, least, evidence=evidence)],
         "versions": versions(),
         "assumed": assumed,
         "bound": next((_BOUNDS[each["value"]] for each in assumed if each["value"] in _BOUNDS), ""),
     }
+
+
+def _evidence(
+    peaks: Peaks, error: BaseException | None, devices: list[Any], others: list[dict[str, Any]]
+) -> fitting.Evidence:
+    """Return what a plan proves, by how its program ended."""
+    used = devices or any(each["devices"] for each in others)
+    return fitting.Evidence(
+        finished=error is None and bool(used) and all(each["ended"] for each in others),
+        too_little=peaks.limit if isinstance(error, torch.OutOfMemoryError) else 0,
+        adapted_to=peaks.limit if peaks.ran_out and error is None else 0,
+        is_range=bool(others),
+    )
 
 
 _BOUNDS = {MOST: "upper", FEWEST: "lower"}

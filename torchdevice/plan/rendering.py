@@ -21,32 +21,65 @@ def answer(plan: Mapping[str, Any]) -> Iterator[str]:
     if not plan["finished"]:
         # The text of the error is above: the interpreter has printed it.
         yield f"The program did not finish: {plan['ended']}."
-        yield (
-            f"It needs at least {written(plan['at least'])}. A GPU that is not named below may "
-            "have too little, too."
-        )
+        if plan["devices"]:
+            yield (
+                f"It needs at least {written(plan['at least'])}. A GPU that is not named below may "
+                "have too little, too."
+            )
         if plan["advice"]:
             yield plan["advice"]
-    elif not plan["devices"]:
-        yield "No memory was asked for in this process. If it starts others, plan what they run."
+    elif not uses_gpus(plan):
+        yield "The program asked for no memory of a GPU."
     else:
         if plan["bound"]:
             yield from _interval(plan)
-        if len(plan["devices"]) > 1:
-            several = f" on the device that needs the most of {len(plan['devices'])}"
-        else:
-            several = ""
-        yield (
-            f"It needs {written(plan['needs'])}{several}, with {written(plan['context'])} for CUDA "
-            "itself."
-        )
-        found = fitting.smallest(plan["fits"])
-        if found is None:
-            yield "No GPU known here has so much memory."
-        else:
-            left = f"{written(found['memory'])}, {found['headroom']:g} % left"
-            yield f"The smallest GPU that fits: {found['model']} ({left})."
+        yield _need(plan)
+        yield from _ran_out(plan)
+        yield _smallest(plan)
     yield from _verdicts(plan)
+
+
+def uses_gpus(plan: Mapping[str, Any]) -> bool:
+    """Return whether any process of the program asked for memory of a GPU."""
+    return bool(plan["devices"] or plan["other processes"])
+
+
+def _need(plan: Mapping[str, Any]) -> str:
+    """Return what the program needs; of several processes, one after the other or at once."""
+    if plan["other processes"] and plan["at least"] < plan["needs"]:
+        return (
+            f"It needs {written(plan['at least'])} if its processes use GPUs one after the other, "
+            f"and up to {written(plan['needs'])} if they do so at once, each with "
+            f"{written(plan['context'])} for CUDA itself."
+        )
+    several = ""
+    if len(plan["devices"]) > 1:
+        several = f" on the device that needs the most of {len(plan['devices'])}"
+    need, context = written(plan["needs"]), written(plan["context"])
+    return f"It needs {need}{several}, with {context} for CUDA itself."
+
+
+def _smallest(plan: Mapping[str, Any]) -> str:
+    """Return which is the smallest GPU that fits for certain."""
+    found = fitting.smallest(plan["fits"])
+    if found is not None:
+        left = f"{written(found['memory'])}, {found['headroom']:g} % left"
+        return f"The smallest GPU that fits: {found['model']} ({left})."
+    if any(each["fits"] == fitting.UNKNOWN for each in plan["fits"]):
+        return "No GPU is known to fit."
+    return "No GPU known here has so much memory."
+
+
+def _ran_out(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Yield where memory ran out in a program that went on after that."""
+    if plan["ran out"]:
+        times = sum(each["times"] for each in plan["ran out"])
+        often = "once" if times == 1 else f"{times} times"
+        places = ", ".join(map(_place, plan["ran out"]))
+        yield (
+            f"Memory ran out {often}, at {places}, and the program went on. The plan holds for "
+            "this memory only."
+        )
 
 
 def _interval(plan: Mapping[str, Any]) -> Iterator[str]:
@@ -75,6 +108,7 @@ def _verdicts(plan: Mapping[str, Any]) -> Iterator[str]:
 def tables(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
     """Yield the tables of a plan, each with its heading, as rows of texts."""
     devices = plan["devices"]
+    has_memory = uses_gpus(plan)
     assumed = [(each["value"], each["operator"], _place(each)) for each in plan["assumed"]]
     if devices:
         sizes = [
@@ -92,14 +126,26 @@ def tables(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
         if places:
             yield "", places
         yield from _ranks(plan)
+    others = [(each["name"], _sizes(each)) for each in plan["other processes"]]
+    if others:
+        yield "other processes", others
+    if has_memory:
         yield from _gpus(plan)
     if assumed:
         yield "assumed of values", assumed
-    if devices:
+    if has_memory:
         yield (
             "holds for",
             [(", ".join(f"{name} {version}" for name, version in plan["versions"].items()),)],
         )
+
+
+def _sizes(process: Mapping[str, Any]) -> str:
+    """Return what another process had at most on each device, and whether that is all of it."""
+    parts = [f"{written(size)} on {device}" for device, size in process["devices"].items()]
+    if not process["ended"]:
+        parts.append("did not finish")
+    return ", ".join(parts)
 
 
 def _ranks(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
@@ -176,6 +222,7 @@ _HEADS = {
     "fits": ("GPU", "memory", "headroom", "name"),
     "assumed of values": ("value", "read by", "line"),
     "ranks": ("rank", "needs", "ended"),
+    "other processes": ("process", "memory"),
 }
 """The heads of tables in Markdown. A text has none."""
 

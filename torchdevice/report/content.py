@@ -241,6 +241,7 @@ class Process:
             before it could say what it did.
         calls: How many calls it counted.
         failure: At which line an error ended it, and the error; empty where none did.
+        memory: Index of a simulated device -> the most bytes that the process reserved there.
     """
 
     name: str
@@ -248,6 +249,7 @@ class Process:
     end: str = "reported"
     calls: int = 0
     failure: str = ""
+    memory: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,7 +306,14 @@ class Content:
     plan: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls: type[C], journal: Journal, options: Options, target: str, kernels: str = "") -> C:
+    def of(
+        cls: type[C],
+        journal: Journal,
+        options: Options,
+        target: str,
+        kernels: str = "",
+        memory: dict[str, int] | None = None,
+    ) -> C:
         """Return the report of one journal of this process."""
         rows = rows_of(journal.entries)
         calls = sum(row.count for row in rows) + journal.overflow
@@ -314,7 +323,7 @@ class Content:
             written_for=options.written_for,
             versions={**versions(), **({"kernels": kernels} if kernels else {})},
             rows=tuple(rows),
-            processes=(Process(MAIN, os.getpid(), calls=calls),),
+            processes=(Process(MAIN, os.getpid(), calls=calls, memory=memory or {}),),
             left_out=journal.overflow,
             findings=tuple(journal.findings),
             verified=journal.findings.counts() if getattr(options, "verify", None) else {},

@@ -87,6 +87,13 @@ class _Leaving(Leaving):
             undo(leave, self._entry)
 
 
+def _memory(runtime: Runtime) -> dict[str, int]:
+    """Return the most bytes that this process reserved on each simulated GPU that it used."""
+    count = runtime.device_count() if runtime.supplied.is_gpu else 0
+    found = {str(index): runtime.memory(index).peak_reserved for index in range(count)}
+    return {index: size for index, size in found.items() if size}
+
+
 class Scope(AbstractContextManager["Scope"]):
     """Runs programs written for one accelerator on another while active (:func:`portable`).
 
@@ -121,7 +128,13 @@ class Scope(AbstractContextManager["Scope"]):
 
         options = self._resolved().options
         kernels = self.runtime.supplied.kernels(options.native)
-        return Report.of(self.journal, options, self.runtime.target, kernels=kernels)
+        return Report.of(
+            self.journal,
+            options,
+            self.runtime.target,
+            kernels=kernels,
+            memory=_memory(self.runtime),
+        )
 
     @property
     def target(self) -> torch.device:

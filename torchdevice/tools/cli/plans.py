@@ -213,7 +213,7 @@ def judge(options: argparse.Namespace, title: str) -> int:
     Returns:
         The exit status: 1 if the program needs more than it may, or does not fit or finish.
     """
-    from torchdevice.plan import judging
+    from torchdevice.plan import judging, rendering
 
     with refusals():
         if options.fits:
@@ -241,7 +241,7 @@ def judge(options: argparse.Namespace, title: str) -> int:
     plan["program"] = title or plan["program"]
     plan["judged"] = [*judging.judged(plan, before, options.grow, options.fits)]
     with refusals():
-        if options.write_baseline and plan["finished"]:
+        if options.write_baseline and plan["finished"] and rendering.uses_gpus(plan):
             judging.write(options.baseline, plan)
     with output():
         show(plan, options)

@@ -1,0 +1,140 @@
+"""Plans of programs that start others, or that use no GPU, or that catch the lack of memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import run_command
+
+from torchdevice.plan import other_processes
+
+pytestmark = pytest.mark.one_engine
+
+GIB = 1 << 30
+
+CHILD = """
+import torch
+
+def use(number):
+    kept = torch.empty(3 << 30, dtype=torch.uint8, device=f"cuda:{number}")
+
+if __name__ == "__main__":
+    use(0)
+"""
+
+STARTS = {
+    "subprocess": "subprocess.run([sys.executable, 'child.py'], check=True)",
+    "spawned": "multiprocessing.spawn(child.use, nprocs=2)",
+}
+
+PROGRAM = """
+import subprocess, sys, torch, child
+from torch import multiprocessing
+from torch.utils.data import DataLoader
+
+if __name__ == "__main__":
+    own = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    {}
+"""
+
+
+def plan(folder: Path, text: str, *words: str) -> tuple[int, dict[str, Any]]:
+    """Return the exit status of a plan, and its data."""
+    (folder / "child.py").write_text(CHILD)
+    (folder / "program.py").write_text(text)
+    done = run_command("plan", "--json", *words, "program.py", cwd=folder)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def fits(found: dict[str, Any]) -> dict[str, str]:
+    return {each["model"]: each["fits"] for each in found["fits"]}
+
+
+def test_a_child_on_the_same_gpu(tmp_path: Path) -> None:
+    status, found = plan(tmp_path, PROGRAM.format(STARTS["subprocess"]))
+    (child,) = found["other processes"]
+    assert status == 0 and found["finished"]
+    assert child == {"name": "child.py", "ended": True, "devices": {"cuda:0": 3 * GIB}}
+    assert found["at least"] == 3 * GIB + found["context"]
+    assert 4 * GIB < found["needs"] - 2 * found["context"] < 4.1 * GIB
+    # One after the other they would fit the first, at once they would not.
+    said = fits(found)
+    assert (said["a100-1g.5gb"], said["rtx4060"]) == ("unknown", "yes")
+
+
+@pytest.mark.sampled(1, of="processes of a plan")
+def test_children_on_gpus_of_their_own(tmp_path: Path) -> None:
+    words = ("--target", "simulated:cuda:2", "--memory", "1TiB")
+    _, found = plan(tmp_path, PROGRAM.format(STARTS["spawned"]), *words)
+    devices = [each["devices"] for each in found["other processes"]]
+    assert devices == [{"cuda:0": 3 * GIB}, {"cuda:1": 3 * GIB}]
+    assert 4 * GIB < found["needs"] - 2 * found["context"] < 4.1 * GIB
+
+
+def test_workers_without_memory_of_a_gpu(tmp_path: Path) -> None:
+    text = PROGRAM.format(
+        "loader = DataLoader(torch.arange(8), num_workers=1, persistent_workers=True)\n"
+        "    print([each.cuda() for each in loader])"
+    )
+    _, found = plan(tmp_path, text)
+    assert found["other processes"] == [] and fits(found)["t4"] == "yes"
+
+
+ONLY_CHILD = "import subprocess, sys\nsubprocess.run([sys.executable, 'child.py'], check=True)\n"
+
+
+def test_a_program_whose_child_alone_uses_a_gpu(tmp_path: Path) -> None:
+    status, found = plan(tmp_path, ONLY_CHILD, "--fits", "t4")
+    assert status == 0 and found["devices"] == [] and found["at least"] > 3 * GIB
+    assert fits(found)["t4"] == "yes"
+
+
+def test_a_child_that_was_killed_is_not_counted_as_fitting(tmp_path: Path) -> None:
+    text = ONLY_CHILD.replace("check=True", "check=False")
+    (tmp_path / "child.py").write_text("")
+    killed = CHILD + "    import os; os.kill(os.getpid(), 9)\n"
+    (tmp_path / "killed.py").write_text(killed)
+    status, found = plan(tmp_path, text.replace("child.py", "killed.py"), "--fits", "t4")
+    assert status == 1 and fits(found)["t4"] == "unknown" and found["smallest"] is None
+    assert found["judged"][0]["said"].startswith("The plan does not show that it fits")
+
+
+def test_a_program_that_uses_no_gpu_fits_none_and_writes_no_baseline(tmp_path: Path) -> None:
+    text = "import torch\nprint(torch.ones(3))\n"
+    words = ("--fits", "t4", "--baseline", "plan.json", "--write-baseline")
+    status, found = plan(tmp_path, text, *words)
+    assert status == 1 and found["smallest"] is None and set(fits(found).values()) == {"unknown"}
+    assert not (tmp_path / "plan.json").exists()
+
+
+CATCHES = """
+import torch
+size = 64 << 30
+while size:
+    try:
+        kept = torch.empty(size, dtype=torch.uint8, device="cuda")
+        break
+    except torch.cuda.OutOfMemoryError:
+        size //= 2
+"""
+
+
+def test_a_program_that_halves_what_it_asks_for(tmp_path: Path) -> None:
+    status, found = plan(tmp_path, CATCHES, "--target", "t4")
+    assert status == 0 and found["ran out"] == [
+        {"lines": [f"{tmp_path / 'program.py'}:6"], "times": 3}
+    ]
+    yes = {model for model, said in fits(found).items() if said == "yes"}
+    assert yes == {"t4"} and found["smallest"] == "t4"
+
+
+def test_the_sum_is_that_of_each_device() -> None:
+    own = [{"device": "cuda:0", "peak": 5}, {"device": "cuda:1", "peak": 1}]
+    others = [{"devices": {"cuda:1": 7}}, {"devices": {"cuda:1": 2, "cuda:0": 1}}]
+    assert other_processes.most(own, others, 10) == 1 + 7 + 2 + 30
+    assert other_processes.most(own, others, 10, 100) == 1 + 7 + 2 + 30 + 200
+    assert other_processes.least(others, 10) == 17 and other_processes.most([], [], 10) == 10
