@@ -15,6 +15,7 @@ from places import PROGRAMS
 from processes import run_command
 
 from torchdevice.plan import traffic
+from torchdevice.torch_modules.distributed import fake_works
 
 pytestmark = pytest.mark.one_engine
 
@@ -34,7 +35,9 @@ def peaks(printed: str) -> dict[int, int]:
 
 
 @pytest.mark.sampled(8, of="long programs")
-@pytest.mark.parametrize("kind", ["tensors", "data", "states", "sharded", "pipeline"])
+@pytest.mark.parametrize(
+    "kind", ["tensors", "data", "halved", "low rank", "states", "sharded", "pipeline"]
+)
 def test_a_planned_rank_has_the_memory_of_a_rank_that_ran(kind: str) -> None:
     ran = run_command("run", "--target", "simulated:cuda", "--ranks", "2", PROGRAM, kind)
     planned = run_command("plan", "--world-size", "2", PROGRAM, kind)
@@ -114,6 +117,7 @@ def test_a_stage_does_not_wait_for_one_that_ended(tmp_path: Path) -> None:
     ("kind", "expected"),
     [
         ("data", {"all-reduce": WEIGHTS}),
+        ("halved", {"all-reduce": WEIGHTS // 2}),
         ("states", {"all-reduce": WEIGHTS, "broadcast": WEIGHTS}),
         ("sharded", {"all-gather": 2 * WEIGHTS, "reduce-scatter": WEIGHTS}),
         ("tensors", {"all-reduce": 64 * 512 * 4}),
@@ -186,6 +190,36 @@ def test_every_collective_is_counted(tmp_path: Path) -> None:
         "send": (1, 256, 256),
         "receive": (1, 256, 0),
     }
+
+
+WITHOUT_FUTURE = {"send", "recv_", "recv_any_source_"}
+
+
+def test_every_collective_has_a_result(tmp_path: Path) -> None:
+    known = {name for name in traffic.COLLECTIVES if name not in WITHOUT_FUTURE}
+    assert known == {*fake_works.OPERATORS}
+    (tmp_path / "results.py").write_text(RESULTS)
+    planned("--world-size", "4", str(tmp_path / "results.py"))
+
+
+RESULTS = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+for device in ("cuda", "cpu"):
+    x, large = torch.ones(4, device=device), torch.ones(16, device=device)
+    for work, output in (
+        (dist.all_reduce(x, async_op=True), x),
+        (dist.broadcast(x, 0, async_op=True), x),
+        (dist.reduce(x, 0, async_op=True), x),
+        (dist.all_gather_into_tensor(large, x, async_op=True), large),
+        (dist.reduce_scatter_tensor(x, large, async_op=True), x),
+        (dist.all_to_all_single(large, large.clone(), async_op=True), large),
+    ):
+        work.wait()
+        assert work.is_completed() and work.get_future().wait()[0] is output
+"""
 
 
 WITHOUT_MESSAGE = {"barrier", "monitored_barrier_", "check_for_nan"}

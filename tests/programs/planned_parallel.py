@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -25,6 +26,19 @@ def _tensors(block: nn.Sequential) -> Callable[[], None]:
 
 def _data(block: nn.Sequential) -> Callable[[], None]:
     parallel = nn.parallel.DistributedDataParallel(block, [torch.cuda.current_device()])
+    return lambda: _run(parallel)
+
+
+def _halved(block: nn.Sequential) -> Callable[[], None]:
+    parallel = nn.parallel.DistributedDataParallel(block, [torch.cuda.current_device()])
+    parallel.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return lambda: _run(parallel)
+
+
+def _of_low_rank(block: nn.Sequential) -> Callable[[], None]:
+    parallel = nn.parallel.DistributedDataParallel(block, [torch.cuda.current_device()])
+    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
+    parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return lambda: _run(parallel)
 
 
@@ -77,6 +91,8 @@ def _interleaved(block: nn.Sequential) -> Callable[[], None]:
 _KINDS = {
     "tensors": _tensors,
     "data": _data,
+    "halved": _halved,
+    "low rank": _of_low_rank,
     "states": _data,
     "sharded": _sharded,
     "pipeline": _pipeline,
@@ -95,7 +111,7 @@ def _train(kind: str) -> None:
         optimizer = ZeroRedundancyOptimizer(block.parameters(), torch.optim.AdamW)
     else:
         optimizer = torch.optim.AdamW(block.parameters())
-    for _ in range(2):
+    for _ in range(4 if kind == "low rank" else 2):
         step()
         optimizer.step()
         optimizer.zero_grad()

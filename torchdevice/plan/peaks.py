@@ -136,8 +136,11 @@ class Peaks(Observer):
         self.limit = min(map(context.runtime.total_memory, indices), default=0)
         self.capabilities = tuple(context.devices.figure("capability", index) for index in indices)
         if ranks is not None:
-            from torchdevice.plan.traffic import Traffic  # here, because it needs distributed
+            # Here, because they need distributed.
+            from torchdevice.plan.traffic import Traffic
+            from torchdevice.torch_modules.distributed import fake_works
 
+            fake_works.give_results()
             context.settings[FAKE_RANKS] = ranks
             self.traffic = Traffic()
             self._undo.append(self.traffic.follow(context))

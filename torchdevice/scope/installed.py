@@ -24,6 +24,7 @@ from torchdevice.torch_modules.distributed import (
     dtensor,
     gloo_waits,
     planned_ranks,
+    process_groups,
     sharded_attention,
 )
 
@@ -36,8 +37,9 @@ AREAS = (
         for found in pkgutil.iter_modules(folder.__path__)
     ),
     # The other files of these folders import torch.distributed and torch's compilers, which many
-    # programs never need. `process_groups` is imported by `data_parallel`.
-    *(torch_compile, data_parallel, dtensor, gloo_waits, planned_ranks, sharded_attention),
+    # programs never need.
+    *(torch_compile, data_parallel, dtensor, gloo_waits),
+    *(planned_ranks, process_groups, sharded_attention),
     checkpoints,
 )
 """The modules that change names of torch or supply them. No two change the same name, so their

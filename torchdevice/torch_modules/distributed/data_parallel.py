@@ -5,14 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from torchdevice.kernel.bindings import replaces
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.fidelity import Fidelity
-from torchdevice.torch_modules.distributed.nccl_group import done
-from torchdevice.torch_modules.distributed.process_groups import FAKE_RANKS
 
 
 # Not as an attribute: torch.nn.parallel.data_parallel is a function of that name.
@@ -54,16 +51,6 @@ def _init_ddp(
         device_ids, output_device = _of_module(context, module) if device_ids else None, None
     original(self, module, device_ids, output_device, *args, **kwargs)
     context.runtime.supplied.serve_reducer(self)
-    # The futures of a fake group have no result, which the reducer needs.
-    if FAKE_RANKS in context.settings:
-        # Without annotations, which torch compares with its own classes.
-        self.register_comm_hook(self.process_group, lambda group, bucket: _reduced(group, bucket))
-
-
-def _reduced(group: Any, bucket: Any) -> Any:
-    """Reduce the gradients of a bucket over a fake group, and return a future that has a result."""
-    dist.all_reduce(bucket.buffer(), group=group)
-    return done(bucket.buffer())
 
 
 @replaces("torch._C._distributed_c10d:Logger", "set_runtime_stats_and_log", native_to="cuda")
