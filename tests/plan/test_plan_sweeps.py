@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +98,44 @@ def test_of_several_names_the_values_that_need_the_most_count() -> None:
     assert found["largest"]["t4"] == {"batch": "1", "LAYERS": "2"}
     assert found["largest"]["h100"] == {"batch": "2", "LAYERS": "2"}
     assert len(sweeping.data(sweeps, {0: plan(5)})["plans"]) == 1, "those that ended before Ctrl-C"
+
+
+def test_as_many_plans_run_at_once_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    now: list[str] = []
+    most: list[int] = []
+
+    def made(job: sweeping.Job, running: Any) -> dict[str, Any]:
+        now.append(job.words[0])
+        most.append(len(now))
+        time.sleep(0.02)
+        now.remove(job.words[0])
+        return {}
+
+    monkeypatch.setattr(sweeping, "_plan", made)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    jobs = [sweeping.Job([], [str(number)], {}) for number in range(6)]
+    assert sorted(number for number, _ in sweeping.planned(jobs)) == [*range(6)]
+    assert max(most) == 2
+
+
+def test_a_plan_that_waits_leaves_its_core_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = [threading.Event() for _ in range(3)]
+    waiting: list[int] = []
+
+    def made(job: sweeping.Job, running: Any) -> dict[str, Any]:
+        number = int(job.words[0])
+        if number < 2:  # each waits for the next one
+            waiting.append(number)
+            assert ended[number + 1].wait(60)
+            waiting.remove(number)
+        ended[number].set()
+        return {}
+
+    monkeypatch.setattr(sweeping, "_plan", made)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    jobs = [sweeping.Job([], [str(number)], {}) for number in range(3)]
+    found = {number for number, _ in sweeping.planned(jobs, lambda: len(waiting))}
+    assert found == {0, 1, 2}
 
 
 PROGRAM = """

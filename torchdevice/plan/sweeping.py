@@ -15,8 +15,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 from torchdevice.kernel.python.byte_sizes import written
@@ -121,22 +121,37 @@ def jobs_of(own: Sequence[str], words: Sequence[str], all_values: Sequence[Value
     return [Job(own, *words_with(words, each)) for each in all_values]
 
 
-def planned(jobs: Sequence[Job], at_once: int | None = None) -> Iterator[tuple[int, Any]]:
+_LOOK = 0.1
+"""Seconds between two looks for plans that wait."""
+
+
+def planned(
+    jobs: Sequence[Job], waiting: Callable[[], int] | None = None
+) -> Iterator[tuple[int, Any]]:
     """Yield the number of each job and its plan, as the plans end, in processes side by side.
 
     Args:
-        jobs: The jobs.
-        at_once: How many plans are made at once; None for as many as there are cores.
+        jobs: The jobs. As many run at once as there are cores.
+        waiting: Returns how many of those that run wait for others, and leave their core to
+            another; None if none ever waits.
 
     Raises:
         Interrupted: Ctrl-C was pressed.
     """
     running: list[subprocess.Popen[str]] = []
-    pool = ThreadPoolExecutor(min(len(jobs), at_once or os.cpu_count() or 1))
+    cores = os.cpu_count() or 1
+    pool = ThreadPoolExecutor(len(jobs))
+    left = list(enumerate(jobs))
+    numbers: dict[Future[dict[str, Any]], int] = {}
     try:
-        numbers = {pool.submit(_plan, each, running): number for number, each in enumerate(jobs)}
-        for done in as_completed(numbers):
-            yield numbers[done], done.result()
+        while left or numbers:
+            waits = waiting() if waiting is not None else 0
+            while left and len(numbers) - waits < cores:
+                number, job = left.pop(0)
+                numbers[pool.submit(_plan, job, running)] = number
+            timeout = _LOOK if left and waiting is not None else None
+            for done in wait(numbers, timeout, FIRST_COMPLETED).done:
+                yield numbers.pop(done), done.result()
     except KeyboardInterrupt:
         raise Interrupted from None
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -157,8 +158,8 @@ def ranks(options: argparse.Namespace, title: str) -> int:
         jobs = [
             sweeping.Job([*own, "--rank", str(each)], options.rest, variables) for each in numbers
         ]
-        # All at once, because a rank with several stages of a pipeline waits for every other one.
-        noted = _noted(sweeping.planned(jobs, at_once=len(jobs)), folder)
+        # A rank of a pipeline waits for others, which may be later ones.
+        noted = _noted(sweeping.planned(jobs, functools.partial(_waiting, folder)), folder)
         try:
             plans.update(styled_text.counted(noted, len(jobs), "ranks planned"))
         except sweeping.Interrupted:
@@ -187,6 +188,13 @@ def ranks(options: argparse.Namespace, title: str) -> int:
 
 FOLDER_OF_RANKS = "TORCHDEVICE_PLANNED_RANKS"
 """The variable with the folder in which the plans of all ranks of a program meet."""
+
+
+def _waiting(folder: str) -> int:
+    """Return how many plans of ranks wait for another one's."""
+    from torchdevice.torch_modules.distributed.planned_ranks import WAITS
+
+    return len([*Path(folder).glob(WAITS.format("*"))])
 
 
 def _noted(ended: Iterable[tuple[int, Any]], folder: str) -> Iterator[tuple[int, Any]]:

@@ -10,6 +10,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch.distributed as dist
@@ -20,6 +21,9 @@ from torchdevice.torch_modules.distributed.process_groups import FAKE_RANKS, Fak
 
 ENDED = "ended-{}"
 """The name of the file that shows that the plan of a rank has ended."""
+
+WAITS = "waits-{}"
+"""The name of the file that shows that the plan of a rank waits for another one's."""
 
 _LOOK = 0.05
 """Seconds between two looks for what another plan leaves."""
@@ -181,16 +185,25 @@ def _awaited(
         RuntimeError: Its plan has ended.
     """
     assert ranks.folder is not None
-    while True:
-        # Asked first: a plan that has ended since has left its file before.
-        has_ended = os.path.exists(os.path.join(ranks.folder, ENDED.format(sender)))
-        path = find()
-        if path is not None:
-            with open(path, "rb") as file:
-                value = pickle.load(file)
-            if take:
-                os.remove(path)
-            return value
-        if has_ended:
-            raise RuntimeError(f"{ended} Its plan shows why.")
-        time.sleep(_LOOK)
+    mark = Path(ranks.folder, WAITS.format(ranks.rank))
+    mark.touch()
+    try:
+        while True:
+            # Asked first: a plan that has ended since has left its file before.
+            has_ended = Path(ranks.folder, ENDED.format(sender)).exists()
+            path = find()
+            if path is not None:
+                return _read(path, take)
+            if has_ended:
+                raise RuntimeError(f"{ended} Its plan shows why.")
+            time.sleep(_LOOK)
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def _read(path: str, take: bool) -> Any:
+    with open(path, "rb") as file:
+        value = pickle.load(file)
+    if take:
+        os.remove(path)
+    return value
