@@ -77,3 +77,39 @@ def test_a_program_whose_memory_does_not_depend_on_values_has_no_bound() -> None
 def test_an_interval_stands_alone(other: list[str]) -> None:
     done = run_command("plan", "--interval", *other, "t.py")
     assert done.returncode == 2 and "--interval makes two plans" in done.stderr
+
+
+SCALED = """
+import sys, torch
+
+model = torch.nn.Linear(1024, 1024, device="cuda")
+optimizer = torch.optim.AdamW(model.parameters(), fused=sys.argv[1] == "fused")
+scaler = torch.amp.GradScaler("cuda")
+for _ in range(2):
+    with torch.autocast("cuda", torch.float16):
+        loss = model(torch.ones(8, 1024, device="cuda")).float().sum()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", "fused"])
+def test_a_scaler_skips_steps_in_the_lower_bound(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "scaled.py").write_text(SCALED)
+    done = run_command("plan", "--json", "--interval", "scaled.py", kind, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    upper = json.loads(done.stdout)
+    lower = upper["least"]
+    states = 2 * 4 * 1024 * 1025
+    assert upper["devices"][0]["optimizer state"] >= states
+    if kind == "plain":
+        assert (upper["bound"], lower["bound"]) == ("upper", "lower")
+        assert lower["devices"][0]["optimizer state"] == 0
+        assert upper["needs"] - lower["needs"] >= states
+        said = {each["value"] for each in lower["assumed"]}
+        assert "an infinity, so the step is skipped" in said
+    else:  # it takes the infinities on the GPU, and has its states in any case
+        assert upper["bound"] == "" and upper["needs"] == lower["needs"]

@@ -30,7 +30,7 @@ from torchdevice.kernel.stand_ins import tensors
 from torchdevice.plan import fitting, other_processes, workspaces
 from torchdevice.report import Report, formatting
 from torchdevice.simulation import models
-from torchdevice.simulation.observe.assumed_values import ASSUMED, FEWEST, MOST
+from torchdevice.simulation.observe.assumed_values import ASSUMED, FEWEST, MOST, SKIPS, STEPS
 from torchdevice.torch_modules.distributed.process_groups import FAKE_RANKS, FakeRanks
 
 if TYPE_CHECKING:
@@ -342,8 +342,8 @@ def _evidence(
     )
 
 
-_BOUNDS = {MOST: "upper", FEWEST: "lower"}
-"""What was assumed of values on which sizes depend -> which bound of the memory the plan is."""
+_BOUNDS = {MOST: "upper", STEPS: "upper", FEWEST: "lower", SKIPS: "lower"}
+"""What was assumed of values on which memory depends -> which bound of the memory the plan is."""
 
 
 def _assumed(report: Report) -> Iterator[dict[str, Any]]:

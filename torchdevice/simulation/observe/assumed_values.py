@@ -4,6 +4,9 @@ A value that was not computed reads as 0, and a condition on it as False. An ope
 size depends on such values has the result that it has where all of them are 1: ``nonzero`` and a
 mask select everything. With
 ``values="assume-fewest"`` it has the result for 0, and they select nothing.
+
+A ``GradScaler`` reads whether its operator found an infinity among the gradients, and skips the
+step of the optimizer if so. Its optimizer has no state before the first step that it does not skip.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from torchdevice.errors import NoValueError
 from torchdevice.kernel.context import Context
@@ -26,6 +30,11 @@ ASSUMED = "assumed: "
 
 MOST, FEWEST = "all are 1", "all are 0, and nothing is selected"
 """What was assumed of values on which a size depends."""
+
+STEPS, SKIPS = "no infinity, so the optimizer steps", "an infinity, so the step is skipped"
+"""What was assumed of the gradients of a ``GradScaler``."""
+
+_SCALER = "aten::_amp_foreach_non_finite_check_and_unscale_"
 
 _NAMES = {
     "aten::_local_scalar_dense": "item()",
@@ -47,6 +56,8 @@ class AssumedValues(WithoutValues):
         self._context = context
         self._selected = 0 if context.options.values == "assume-fewest" else 1
         self._said_of_sizes = MOST if self._selected else FEWEST
+        self._infinities = WeakIdKeyDictionary()
+        """Tensors in which a ``GradScaler`` is told whether there was an infinity."""
 
     def run(
         self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -57,6 +68,12 @@ class AssumedValues(WithoutValues):
             NoValueError: They are those of sparse or nested tensors, or the program gives the
                 tensor for the result.
         """
+        if op._schema.name == _SCALER:
+            self._infinities[args[1]] = True
+        elif op._schema.name == "aten::_local_scalar_dense" and args[0] in self._infinities:
+            said = STEPS if self._selected else SKIPS
+            self._context.report("item()", ASSUMED + said, Fidelity.APPROXIMATE)
+            return float(not self._selected)
         decided = _decided(op, args) if op._schema.name in _NEUTRAL else None
         if decided is not None:
             return decided

@@ -96,7 +96,7 @@ _TEXTS = CommandTexts(
             "action": "store_true",
             "help": (
                 "plan with the most and the fewest that masks, nonzero() and routers can select, "
-                "and show both"
+                "with steps that a GradScaler makes and skips, and show both"
             ),
         },
         "--assume": {
