@@ -14,7 +14,7 @@ from processes import run_command
 import torchdevice
 from torchdevice.plan import four_bits, model_words
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.one_engine
 
@@ -159,3 +159,34 @@ def test_only_plain_linear_layers_are_replaced() -> None:
     assert [
         type(each).__name__ for each in model.modules() if isinstance(each, torch.nn.Linear)
     ] == ["FourBitLinear", "FourBitLinear", "Linear"]
+
+
+@pytest.mark.parametrize("words", [(), ("--train", "full")])
+def test_a_model_with_a_buffer_of_positions(words: Any, tmp_path: Path) -> None:
+    small = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 100}
+    config = {"model_type": "bert", "num_attention_heads": 4, **small}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plan, _ = planned("--model", str(tmp_path), "--seq", "512", *words)
+    assert plan["finished"]
+    model = transformers.BertModel(transformers.BertConfig(num_attention_heads=4, **small))
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    assert torchdevice.plan(model, tokens)["finished"] and model.device.type == "cpu"
+    done = run_command("plan", "--model", str(tmp_path), *words)
+    assert done.returncode == 1
+    assert "'bert' has 512 positions, fewer than 2048 tokens. Use a smaller --seq." in done.stderr
+
+
+def test_an_encoder_and_decoder_by_its_architecture() -> None:
+    plan, _ = planned("--model", "t5", "--train", "full", "--seq", "64")
+    assert plan["finished"]
+
+
+def test_four_bits_of_a_transposed_layer(tmp_path: Path) -> None:
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 128}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    _, device = planned("--model", str(tmp_path), "--train", "qlora", "--seq", "128")
+    elements = 12 * 64 * 64 * 2  # of the layers' matrices
+    # The adapters of PEFT are on the same four layers of each block.
+    adapters = 4 * model_words.RANK * 2 * (64 + 3 * 64 + 2 * 64 + 2 * (64 + 4 * 64))
+    others = 4 * (100 * 64 + 128 * 64 + 5 * 2 * 64 + 2 * (3 + 1 + 4 + 1) * 64)
+    assert device["weights"] == pytest.approx(elements / 2 + adapters + others, rel=0.05)

@@ -91,10 +91,12 @@ def _run(what: Any, args: Any, kwargs: Mapping[str, Any], train: bool) -> Any:
 
 
 def _without_values(model: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy of a model on the GPU whose tensors have no values."""
+    """Return a copy of a model on the GPU whose tensors have no values, but for integers."""
     with torch._C.DisableTorchFunction():
         memo: dict[int, Any] = {}
         for each in (*model.parameters(), *model.buffers()):
+            if not each.is_floating_point():  # such as positions, which are read
+                continue
             empty = torch.empty_like(each, device="meta")
             is_parameter = isinstance(each, torch.nn.Parameter)
             memo[id(each)] = (
@@ -102,7 +104,7 @@ def _without_values(model: torch.nn.Module) -> torch.nn.Module:
             )
         copied = copy.deepcopy(model, memo)
     models.materialized(copied, "cuda")
-    return copied
+    return copied.to("cuda")
 
 
 def _on_gpu(value: Any) -> Any:

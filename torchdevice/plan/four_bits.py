@@ -5,7 +5,11 @@ quantized too (``bnb_4bit_use_double_quant``), with a float32 for each block of 
 each product the weight is written anew in the dtype of the activations, in the forward and in the
 backward pass. The layers have no values.
 
-Source: the documentation of bitsandbytes (``Linear4bit``, ``quantize_4bit``) and the paper on
+transformers lets bitsandbytes replace its ``Conv1D`` (GPT-2) as well, but not the experts of a
+mixture that are one parameter for all: these keep the dtype that PEFT gives them, float32.
+
+Source: ``replace_with_bnb_linear`` in ``transformers/integrations/bitsandbytes.py``, the
+documentation of bitsandbytes (``Linear4bit``, ``quantize_4bit``) and the paper on
 QLoRA, section 3.
 """
 
@@ -37,12 +41,16 @@ class FourBitLinear(torch.nn.Linear):
     """A linear layer with a packed weight. It is a ``torch.nn.Linear``, so that PEFT adapts it.
 
     Args:
-        of: The layer whose sizes, bias and device it has.
+        of: The layer whose sizes, bias and device it has: a linear layer, or transformers'
+            ``Conv1D``, which is one with a transposed weight.
     """
 
-    def __init__(self, of: torch.nn.Linear):
+    def __init__(self, of: Any):
         torch.nn.Module.__init__(self)
-        self.in_features, self.out_features = of.in_features, of.out_features
+        if isinstance(of, torch.nn.Linear):
+            self.out_features, self.in_features = of.weight.shape
+        else:
+            self.in_features, self.out_features = of.weight.shape
         self.bias = of.bias
         number, device = of.weight.numel(), of.weight.device
         packed = torch.empty((number + 1) // 2, 1, dtype=torch.uint8, device=device)
@@ -67,7 +75,9 @@ class FourBitLinear(torch.nn.Linear):
 
 def replace(model: torch.nn.Module, keep: torch.nn.Module | None) -> None:
     """Put such layers in the place of a model's linear layers, but for one."""
+    from transformers.pytorch_utils import Conv1D  # here, because only --model needs it
+
     for module in [*model.modules()]:
         for name, child in module.named_children():
-            if type(child) is torch.nn.Linear and child is not keep:
+            if type(child) in (torch.nn.Linear, Conv1D) and child is not keep:
                 setattr(module, name, FourBitLinear(child))

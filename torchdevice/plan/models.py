@@ -37,7 +37,10 @@ def configuration(name: str) -> Any:
     import transformers
 
     if name in transformers.CONFIG_MAPPING and not os.path.isdir(name):
-        return transformers.AutoConfig.for_model(name)
+        found = transformers.AutoConfig.for_model(name)
+        if found.is_encoder_decoder and getattr(found, "decoder_start_token_id", None) is None:
+            found.decoder_start_token_id = 0  # as the checkpoints have it
+        return found
     with contextlib.suppress(OSError, ValueError):
         return transformers.AutoConfig.from_pretrained(name, local_files_only=True)
     raise ValueError(
@@ -91,14 +94,19 @@ def materialized(model: torch.nn.Module, device: str) -> None:
 
 def _like(meta: torch.Tensor, device: str) -> torch.Tensor:
     """Return a tensor or a parameter like one of the meta device."""
-    empty = torch.empty_like(meta, device=device)
     if isinstance(meta, torch.nn.Parameter):
-        return torch.nn.Parameter(empty, meta.requires_grad)
-    return empty
+        return torch.nn.Parameter(torch.empty_like(meta, device=device), meta.requires_grad)
+    # Zeros, because a plan keeps the values of integers, and some buffers are indices.
+    return torch.zeros_like(meta, device=device)
 
 
 def prepared(
-    name: str, train: str | None, dtype: torch.dtype | None, *, checkpointing: bool = False
+    name: str,
+    train: str | None,
+    dtype: torch.dtype | None,
+    *,
+    checkpointing: bool = False,
+    tokens: int = 1,
 ) -> Any:
     """Return a model on the GPU, as a way of training it begins.
 
@@ -108,9 +116,14 @@ def prepared(
         dtype: The dtype of the weights; None for that of the configuration, else bfloat16.
         checkpointing: Whether activations are computed again in the backward pass. They are for
             ``"qlora"``, too, as ``peft.prepare_model_for_kbit_training`` has it.
+        tokens: The tokens of the longest sequence.
+
+    Raises:
+        ValueError: There is no such model here, or it has no positions for so many tokens.
     """
     config = configuration(name)
     model = make(config, dtype or getattr(config, "dtype", None) or torch.bfloat16)
+    _check_positions(model, tokens)
     if train == "qlora":
         four_bits.replace(model, keep=model.get_output_embeddings())
         for each in model.parameters():  # as peft.prepare_model_for_kbit_training does
@@ -149,6 +162,27 @@ def _step(model: Any, tokens: torch.Tensor) -> Callable[[], None]:
 def _is_mixed(model: torch.nn.Module) -> bool:
     """Return whether a model has weights of several precisions, to be trained under autocast."""
     return len({each.dtype for each in model.parameters() if each.is_floating_point()}) > 1
+
+
+_OFFSET = 2
+"""By how many rows some tables of positions are longer than the model has positions."""
+
+
+def _check_positions(model: Any, tokens: int) -> None:
+    """Check that a model whose positions are a table has so many.
+
+    Raises:
+        ValueError: It has fewer.
+    """
+    most = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(most, int) or tokens <= most:
+        return
+    tables = (each for each in model.modules() if isinstance(each, torch.nn.Embedding))
+    if any(most <= each.num_embeddings <= most + _OFFSET for each in tables):
+        raise ValueError(
+            f"{model.config.model_type!r} has {most} positions, fewer than {tokens} tokens. Use a "
+            "smaller --seq."
+        )
 
 
 def work(model: Any, batch: int, length: int, *, train: bool, generate: int | None) -> None:
@@ -194,10 +228,13 @@ def main(words: Sequence[str] | None = None) -> Any:
             "torchdevice: --model needs transformers. Install it by 'pip install transformers'."
         )
     transformers.logging.set_verbosity_error()  # what they say is for authors of programs
-    warnings.simplefilter("ignore", FutureWarning)
+    warnings.simplefilter("ignore")  # PEFT's, too
     try:
         dtype = DTYPES[given.dtype] if given.dtype else None
-        model = prepared(given.model, given.train, dtype, checkpointing=given.checkpointing)
+        tokens = given.seq + (given.generate or 0)
+        model = prepared(
+            given.model, given.train, dtype, checkpointing=given.checkpointing, tokens=tokens
+        )
     except ValueError as error:
         sys.exit(f"torchdevice: {error}")
     work(model, given.batch, given.seq, train=given.train is not None, generate=given.generate)
