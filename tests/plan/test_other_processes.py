@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from processes import run_command
 
-from torchdevice.plan import other_processes
+from torchdevice.plan import other_processes, rendering
 
 pytestmark = pytest.mark.one_engine
 
@@ -138,3 +138,28 @@ def test_the_sum_is_that_of_each_device() -> None:
     assert other_processes.most(own, others, 10) == 1 + 7 + 2 + 30
     assert other_processes.most(own, others, 10, 100) == 1 + 7 + 2 + 30 + 200
     assert other_processes.least(others, 10) == 17 and other_processes.most([], [], 10) == 10
+
+
+RANK = """
+import os, torch, torch.distributed as dist
+
+def train(rank):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT="29777")
+    kept = torch.empty(6 << 30, dtype=torch.uint8, device=f"cuda:{rank}")
+    raise ValueError("no data")
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train, nprocs=2)
+"""
+
+
+@pytest.mark.sampled(1, of="processes of a plan")
+def test_ranks_of_a_launcher_that_fail(tmp_path: Path) -> None:
+    words = ("--target", "simulated:cuda:2", "--memory", "1TiB")
+    status, found = plan(tmp_path, RANK, *words)
+    assert status == 1 and found["advice"].endswith("'torchdevice plan --world-size N SCRIPT'.")
+    assert found["at least"] > 6 * GIB
+    said = fits(found)
+    assert (said["a100-1g.5gb"], said["t4"]) == ("no", "unknown")
+    shown = list(rendering.answer(found))
+    assert any(each.startswith("It needs at least 6.50 GiB") for each in shown)

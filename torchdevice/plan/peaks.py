@@ -385,11 +385,21 @@ def _named(error: BaseException) -> str:
 
 def _advice(error: BaseException | None) -> str:
     """Return what to do about an error, where a plan needs less than what the program asked for."""
+    if type(error).__name__ in _OF_LAUNCHERS:
+        return _WITHOUT_LAUNCHER
     if not isinstance(error, OSError):
         return ""
     names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
     return _WITHOUT_WEIGHTS if "from_pretrained" in names else ""
 
+
+_OF_LAUNCHERS = ("ChildFailedError", "ProcessRaisedException")
+"""The errors of torchrun and of ``torch.multiprocessing.spawn`` for a rank that failed."""
+
+_WITHOUT_LAUNCHER = (
+    "Ranks that exchange tensors are planned without a launcher, each as one of several: "
+    "'torchdevice plan --world-size N SCRIPT'."
+)
 
 _WITHOUT_WEIGHTS = (
     "A plan needs no weights: use 'torchdevice plan --model NAME', or make the model of its "

@@ -21,7 +21,7 @@ def answer(plan: Mapping[str, Any]) -> Iterator[str]:
     if not plan["finished"]:
         # The text of the error is above: the interpreter has printed it.
         yield f"The program did not finish: {plan['ended']}."
-        if plan["devices"]:
+        if uses_gpus(plan):
             yield (
                 f"It needs at least {written(plan['at least'])}. A GPU that is not named below may "
                 "have too little, too."
