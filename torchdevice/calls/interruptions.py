@@ -42,9 +42,11 @@ from torchdevice.kernel import registered_kernels, thread_state
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.journal.callers import PROGRAM, kind_of
 from torchdevice.kernel.patching import Replaced, in_every_thread, put_in, take_out
+from torchdevice.kernel.python.per_thread import readable_early
 from torchdevice.kernel.torch_internals import is_torch_function_all_disabled
 
 
+@readable_early
 class _Thread(threading.local):
     """What the collection in progress of a thread has entered."""
 

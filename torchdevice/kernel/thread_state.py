@@ -32,6 +32,7 @@ from torchdevice.kernel.devices.accelerators import conventional_modules, of_mod
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.python import forks
 from torchdevice.kernel.python.interrupt_safe_exit import Exit, LeavingBy
+from torchdevice.kernel.python.per_thread import readable_early
 from torchdevice.kernel.python.uncaught_errors import Hooks
 
 T = TypeVar("T")
@@ -118,6 +119,7 @@ class Entry:
         self.hooks: Hooks | None = None
 
 
+@readable_early
 class ThreadState(threading.local):
     """This thread's entries, and the values that follow from them.
 

@@ -15,6 +15,8 @@ Action = Callable[[], object]
 """Puts something in force, or sets it aside."""
 
 
+# Not `readable_early`: with values in the class too, Dynamo before torch 2.12 makes no guard on the
+# current device of the thread.
 class ThreadValues(threading.local):
     """Values per thread in a scope, as CUDA keeps a current device and streams per thread.
 

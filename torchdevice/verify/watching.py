@@ -22,6 +22,7 @@ from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.journal.discrepancies import Finding
 from torchdevice.kernel.python import run_folder
 from torchdevice.kernel.python.logs import logger
+from torchdevice.kernel.python.per_thread import readable_early
 from torchdevice.kernel.stand_ins import tensors
 from torchdevice.report import Report
 from torchdevice.verify import operator_facts, script
@@ -109,6 +110,7 @@ class Watcher(Observer):
             raise DivergenceError(kept)
 
 
+@readable_early
 class _Threads(threading.local):
     """This thread's entries with ``verify=``, and the mode with which watchers run operators."""
 

@@ -12,10 +12,12 @@ import torch
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.bindings import replaces
 from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.kernel.python.per_thread import readable_early
 
 _profiler_enabled = torch._C._autograd._profiler_enabled
 
 
+@readable_early
 class Nvtx(threading.local):
     """Stands in for NVTX: ``torch.profiler`` shows its ranges as ``record_function`` ranges.
 
