@@ -142,3 +142,19 @@ def test_halves_beside_float32_are_promoted() -> None:
         x, y = X.half().cuda(), X.cuda()
         assert torch.xlogy(x, y.exp()).dtype is torch.float32
         assert torch.add(x, y, alpha=0.3).dtype is torch.float32
+
+
+# CUDA's kernels read a CPU tensor without dimensions as a number, unrounded.
+@pytest.mark.parametrize("native", NATIVES)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("function", [torch.add, torch.sub, torch.rsub, torch.xlogy])
+def test_a_tensor_of_the_device_without_dimensions_is_rounded(
+    function: Any, dtype: torch.dtype, native: Any
+) -> None:
+    x, number = X.to(dtype), torch.tensor(0.3, dtype=torch.float64)
+    expected = function(x.float(), number.to(dtype).item()).to(dtype)
+    with torchdevice.simulate(native=native):
+        assert torch.equal(function(x.cuda(), number.cuda()).cpu(), expected)
+        if function in (torch.add, torch.sub):
+            found = function(x.cuda(), number).cpu()
+            assert torch.equal(found, function(x.float(), 0.3).to(dtype))

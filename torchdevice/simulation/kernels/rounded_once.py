@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torchdevice.kernel.devices.runtime import HALF
+from torchdevice.simulation.allocator import storages
 
 _FUNCTIONS = frozenset(
     f"aten::{name}"
@@ -107,6 +108,7 @@ def in_float32(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
             or kwargs.get("dtype") is not None
         ):
             return compute(*args, **kwargs)
+        given = tuple(_as_dtype(each, dtype) for each in given)
         if rounds_numbers:
             given = tuple(_rounded(each, dtype) for each in given)
         if given is not args:  # a kernel takes no numbers in the place of tensors
@@ -160,8 +162,19 @@ def _is_exact(number: float, dtype: torch.dtype) -> bool:
 
 def _unwrapped(value: Any) -> Any:
     """Return the number that torch made a tensor of; another value as it is."""
-    is_wrapped = isinstance(value, torch.Tensor) and not value.dim() and value.dtype in _OF_NUMBERS
-    return value.item() if is_wrapped else value
+    if not isinstance(value, torch.Tensor) or value.dim() or value.dtype not in _OF_NUMBERS:
+        return value
+    return value if _is_of_device(value) else value.item()
+
+
+def _is_of_device(tensor: torch.Tensor) -> bool:
+    """Return whether a CPU tensor is in the place of a tensor of the device with one number.
+
+    CUDA rounds such a one to the dtype of the halves beside it, and no number and no CPU tensor.
+    """
+    if tensor.dim() or tensor.dtype not in _OF_NUMBERS:
+        return False
+    return storages.owner_of(tensor.untyped_storage()) is not None
 
 
 def _wrapped_as(value: Any, given: Any) -> Any:
@@ -177,8 +190,15 @@ def _rounded(value: Any, dtype: Any) -> Any:
 
 def _floating(args: tuple[Any, ...]) -> list[torch.dtype | None]:
     """Return the floating-point dtypes of the tensors among arguments; None alone without any."""
-    tensors = [each for each in args if isinstance(each, torch.Tensor)]
+    tensors = [each for each in args if isinstance(each, torch.Tensor) and not _is_of_device(each)]
     return [each.dtype for each in tensors if each.dtype.is_floating_point] or [None]
+
+
+def _as_dtype(value: Any, dtype: Any) -> Any:
+    """Return a tensor of the device without dimensions in a dtype; another value as it is."""
+    if isinstance(value, torch.Tensor) and _is_of_device(value):
+        return value.to(dtype)
+    return value
 
 
 def _widened(value: Any) -> Any:
