@@ -142,7 +142,7 @@ def _rank_of(group: Any, rank: int | None, rank_in_group: int | None) -> int:
         RuntimeError: It is not given. A receiver then takes what comes first, from any rank.
     """
     if rank is None and rank_in_group is None:
-        raise RuntimeError("A plan does not know which rank sends first: give recv_object_list src")
+        raise RuntimeError("A plan of ranks needs the other rank: give src to recv_object_list")
     if rank is None:
         found: int = dist.get_global_rank(group or dist.group.WORLD, rank_in_group)  # type: ignore[arg-type]
         return found
