@@ -227,6 +227,23 @@ def test_lamb(options: dict[str, Any]) -> None:
     torch.testing.assert_close(found, weights)
 
 
+def test_lamb_rounds_the_moments_of_half_precision_once() -> None:
+    from apex.optimizers import FusedLAMB
+
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.randn(64).half())
+    optimizer = FusedLAMB([parameter], betas=(0.8, 0.9), max_grad_norm=1e4)
+    mean, square = torch.zeros(64), torch.zeros(64)
+    for gradient in torch.randn(2, 64).half():
+        parameter.grad = gradient.clone()
+        optimizer.step()
+        mean = (0.8 * mean + 0.2 * gradient.float()).half().float()
+        square = (0.9 * square + 0.1 * gradient.float().square()).half().float()
+    state = optimizer.state[parameter]
+    assert torch.equal(state["exp_avg"].float(), mean)
+    assert torch.equal(state["exp_avg_sq"].float(), square)
+
+
 def novograd(
     weights: list[torch.Tensor],
     gradients: list[torch.Tensor],
@@ -304,6 +321,17 @@ def test_larc(clip: bool) -> None:
             speed.copy_(0.9 * speed + factor * (g + 0.1 * w))
             w.sub_(0.05 * speed)
     torch.testing.assert_close(found, weights)
+
+
+def test_larc_in_a_warm_up_that_begins_with_a_rate_of_0() -> None:
+    from apex.parallel import LARC
+
+    parameter = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    inner = torch.optim.SGD([parameter], 0.0, momentum=0.9, weight_decay=0.5)
+    parameter.grad = torch.tensor([1.0, 2.0])
+    LARC(inner).step()
+    assert parameter.tolist() == [3.0, 4.0]
+    assert inner.state[parameter]["momentum_buffer"].tolist() == [2.5, 4.0]
 
 
 def test_larc_is_the_optimizer_inside() -> None:

@@ -60,6 +60,31 @@ def test_two_layers(activation: str) -> None:
         mlp(x, process_group="tensor")
 
 
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda", "simulated:mps"])
+def test_residuals_have_the_dtype_of_autocast(target: str) -> None:
+    with torchdevice.portable(target=target):
+        from flash_attn.ops.fused_dense import FusedDense, FusedMLP, fused_dense_func
+
+        x, weight = torch.randn(2, 3, device="cuda"), torch.randn(4, 3, device="cuda")
+        layer, mlp = (
+            kind(3, 4, return_residual=True, device="cuda") for kind in (FusedDense, FusedMLP)
+        )
+        for call in (layer, mlp, lambda x: fused_dense_func(x, weight, return_residual=True)):
+            with torch.autocast("cuda", torch.bfloat16):
+                out, residual = call(x)
+            assert out.dtype is torch.bfloat16 and torch.equal(residual, x.bfloat16())
+            assert call(x)[1] is x
+
+
+def test_autocast_leaves_residuals_in_float64_alone() -> None:
+    from flash_attn.ops.fused_dense import FusedDense
+
+    x = drawn(2, 3)
+    with torch.autocast("cuda", torch.bfloat16):
+        out, residual = FusedDense(3, 4, return_residual=True, dtype=torch.float64)(x)
+    assert out.dtype is torch.float64 and residual is x
+
+
 def test_swiglu() -> None:
     from flash_attn.ops.activations import swiglu
 

@@ -182,6 +182,10 @@ def test_sequences_with_room_for_keys(causal: bool) -> None:
         kind.from_seqlens(rows, room, [5, 1])
     with pytest.raises(ValueError, match="1 of keys"):
         kind.from_seqlens(rows, room, [3])
+    # The masks that these return have no room.
+    others = vars(attn_bias.BlockDiagonalMask)
+    makers = {name for name in others if name.startswith(("make_", "from_tensor"))}
+    assert len(makers) == 5 and not any(hasattr(mask, name) for name in makers)
 
 
 def test_tensors_joined_and_split() -> None:

@@ -397,7 +397,7 @@ class FusedLAMB(_OfLayers):
         second = group["betas"][1]
         square = (1 - second) * gradient * gradient
         if "exp_avg_sq" in state:
-            square = square + second * state["exp_avg_sq"]
+            square = square + second * _wide(state["exp_avg_sq"])
         state["exp_avg_sq"] = square.to(parameter.dtype)
         of_mean, of_square = self._bias_corrections(group)
         change = (mean / of_mean) / ((square / of_square).sqrt() + group["eps"])

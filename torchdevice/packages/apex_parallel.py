@@ -135,5 +135,8 @@ class LARC:
         if size == 0 or slope == 0:
             return
         own = self.trust_coefficient * size / (slope + size * decay + self.eps)
-        factor = min(own / rate, 1) if self.clip else own
+        factor = own
+        if self.clip:
+            # A warm-up may begin with a rate of 0. Apex divides tensors, and takes min(inf, 1).
+            factor = 1.0 if rate == 0 else min(own / rate, 1.0)
         gradient.add_(parameter, alpha=decay).mul_(factor)

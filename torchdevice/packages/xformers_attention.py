@@ -121,14 +121,47 @@ class LocalAttentionFromBottomRightMask(AttentionBias):
         return Rule(left=self.window_left, right=self.window_right)
 
 
-@stands_in(_names("BlockDiagonalMask"))
-class BlockDiagonalMask(AttentionBias):
-    """Sequences of different lengths in one batch of 1: a row sees the keys of its own sequence.
+class _OfSequences(AttentionBias):
+    """Sequences in one batch of 1, of which each row sees keys of its own sequence.
 
     Attributes:
         q_seqlen: The number of rows of each sequence.
         kv_seqlen: The number of keys of each sequence.
     """
+
+    def __init__(self, q_seqlen: Sequence[int], kv_seqlen: Sequence[int]):
+        self.q_seqlen, self.kv_seqlen = list(q_seqlen), list(kv_seqlen)
+
+    def rule(self, rows: int, keys: int) -> Rule:
+        """Return which keys a row of a sequence sees."""
+        return Rule()
+
+    def span(self) -> int:
+        """Return how many keys all sequences have together."""
+        return sum(self.kv_seqlen)
+
+    def places(self) -> Iterable[tuple[slice, slice]]:
+        """Yield where the rows and the keys of each sequence are."""
+        rows, keys = (
+            list(itertools.accumulate(each, initial=0)) for each in (self.q_seqlen, self.kv_seqlen)
+        )
+        for pair in zip(itertools.pairwise(rows), itertools.pairwise(keys), strict=True):
+            yield slice(*pair[0]), slice(*pair[1])
+
+    def materialize(
+        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, device: Any = "cpu"
+    ) -> torch.Tensor:
+        bias = torch.full(tuple(shape[-2:]), -math.inf, dtype=dtype, device=device)
+        for rows, keys in self.places():
+            block = bias[rows, keys]
+            of_sequence = AttentionBias.materialize(self, tuple(block.shape), dtype, device)
+            bias[rows, keys] = of_sequence
+        return bias.expand(*shape)
+
+
+@stands_in(_names("BlockDiagonalMask"))
+class BlockDiagonalMask(_OfSequences):
+    """Sequences of different lengths in one batch of 1: a row sees the keys of its own sequence."""
 
     def __init__(
         self,
@@ -136,7 +169,7 @@ class BlockDiagonalMask(AttentionBias):
         kv_seqlen: Sequence[int],
         _batch_sizes: Sequence[int] | None = None,
     ):
-        self.q_seqlen, self.kv_seqlen = list(q_seqlen), list(kv_seqlen)
+        super().__init__(q_seqlen, kv_seqlen)
         self._batch_sizes = _batch_sizes
 
     @classmethod
@@ -198,32 +231,6 @@ class BlockDiagonalMask(AttentionBias):
             self.q_seqlen, self.kv_seqlen, self._batch_sizes, window_size
         )
 
-    def rule(self, rows: int, keys: int) -> Rule:
-        """Return which keys a row of a sequence sees."""
-        return Rule()
-
-    def span(self) -> int:
-        """Return how many keys all sequences have together."""
-        return sum(self.kv_seqlen)
-
-    def places(self) -> Iterable[tuple[slice, slice]]:
-        """Yield where the rows and the keys of each sequence are."""
-        rows, keys = (
-            list(itertools.accumulate(each, initial=0)) for each in (self.q_seqlen, self.kv_seqlen)
-        )
-        for pair in zip(itertools.pairwise(rows), itertools.pairwise(keys), strict=True):
-            yield slice(*pair[0]), slice(*pair[1])
-
-    def materialize(
-        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, device: Any = "cpu"
-    ) -> torch.Tensor:
-        bias = torch.full(tuple(shape[-2:]), -math.inf, dtype=dtype, device=device)
-        for rows, keys in self.places():
-            block = bias[rows, keys]
-            of_sequence = AttentionBias.materialize(self, tuple(block.shape), dtype, device)
-            bias[rows, keys] = of_sequence
-        return bias.expand(*shape)
-
 
 @stands_in(_names("BlockDiagonalCausalMask"))
 class BlockDiagonalCausalMask(BlockDiagonalMask):
@@ -276,7 +283,7 @@ class BlockDiagonalCausalLocalAttentionFromBottomRightMask(_Local):
 
 
 @stands_in(_names("BlockDiagonalPaddedKeysMask"))
-class BlockDiagonalPaddedKeysMask(BlockDiagonalMask):
+class BlockDiagonalPaddedKeysMask(_OfSequences):
     """Sequences each of which has room for `kv_padding` keys, and uses the first `kv_seqlen`."""
 
     def __init__(self, q_seqlen: Sequence[int], kv_padding: int, kv_seqlen: Sequence[int]):
@@ -288,7 +295,7 @@ class BlockDiagonalPaddedKeysMask(BlockDiagonalMask):
             )
 
     @classmethod
-    def from_seqlens(  # type: ignore[override]
+    def from_seqlens(
         cls,
         q_seqlen: Sequence[int],
         kv_padding: int,
@@ -296,7 +303,7 @@ class BlockDiagonalPaddedKeysMask(BlockDiagonalMask):
         causal_diagonal: Any = None,
         *,
         device: Any = None,
-    ) -> BlockDiagonalMask:
+    ) -> BlockDiagonalPaddedKeysMask:
         """Return the mask of sequences with so many rows and keys. ``causal_diagonal`` is unused.
 
         Raises:
@@ -416,7 +423,7 @@ def _attended(
     if p:
         report("xformers.ops", "dropout with torch's random numbers", Fidelity.APPROXIMATE)
     q, k, v = (_with_heads(each) for each in (query, key, value))
-    if isinstance(bias, BlockDiagonalMask):
+    if isinstance(bias, _OfSequences):
         return _of_sequences(q, k, v, bias, p, scale, lse=lse)
     rows, keys = q.shape[1], k.shape[1]
     rule = _rule_of(bias, rows, keys, q)
@@ -450,7 +457,7 @@ def _of_sequences(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask: BlockDiagonalMask,
+    mask: _OfSequences,
     p: float,
     scale: float | None,
     *,
