@@ -128,7 +128,7 @@ def rows(package: str) -> Iterator[str]:
     found: dict[int, registry.Name] = {}
     for module in sorted(name for name in registry.MODULES if registry.package_of(name) == package):
         for name, each in registry.MODULES[module].items():
-            if is_listed(each):
+            if is_listed(name, each):
                 known.setdefault(id(each.value), []).append(f"{module}.{name}")
                 found[id(each.value)] = each
     for key, names in known.items():
@@ -140,9 +140,11 @@ def rows(package: str) -> Iterator[str]:
         )
 
 
-def is_listed(name: registry.Name) -> bool:
-    """Return whether a name is a function or a class. Errors and numbers go with them."""
-    value = name.value
+def is_listed(name: str, registered: registry.Name) -> bool:
+    """Return whether a program uses a name as a function or a class, other than an error."""
+    if name == "__getattr__":  # Python calls it, for names that the module lacks
+        return False
+    value = registered.value
     return callable(value) and not (isinstance(value, type) and issubclass(value, BaseException))
 
 

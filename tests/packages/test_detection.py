@@ -75,6 +75,13 @@ def test_a_library_that_goes_on_without_it_does(library: Any) -> None:
         assert other._C is None
 
 
+def test_only_the_stand_in_has_kernels_of_any_name() -> None:
+    with pytest.raises(AttributeError, match="nms_rotated"):
+        detection_kernels.nms_rotated  # noqa: B018
+    page = Path(__file__).parents[2] / "docs" / "packages.md"
+    assert "__getattr__" not in page.read_text()
+
+
 # ---- deformable convolutions ---------------------------------------------------------------------
 
 
@@ -241,7 +248,7 @@ def test_regions_of_interest(samples: int, centred: bool) -> None:
     maps = drawn(2, 3, 5, 6)
     boxes = [[0, 1.0, 2, 7.5, 9], [1, -5, -4, 14, 11], [1, 3, 3, 3, 3], [0, 40, 40, 44, 44]]
     given = torch.tensor(boxes, dtype=torch.float64)
-    found = aligned(maps, given, (2, 3), 0.5, samples, True, centred)
+    found = aligned(maps, given, (2, 3), 0.5, samples, centred)
     expected = torch.stack([pooled(maps, box, (2, 3), samples, centred) for box in boxes])
     same_with_gradients(found, expected, (maps,))
 

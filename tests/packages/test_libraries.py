@@ -191,6 +191,18 @@ def test_what_is_said_of_a_package_that_nothing_stands_in_for() -> None:
         assert len(notes) == 1 and note in notes[0]
 
 
+@pytest.mark.parametrize(
+    ("inner", "remedy"),
+    [("mmcv._ext", "Install mmcv-lite."), ("detectron2._C", "Build it with FORCE_CUDA=0.")],
+)
+def test_what_is_said_of_a_compiled_part(inner: str, remedy: str) -> None:
+    with pytest.raises(ModuleNotFoundError) as caught:
+        with torchdevice.portable(target="cpu", packages="absent"):
+            raise ModuleNotFoundError(f"No module named {inner!r}", name=inner)
+    (note,) = caught.value.__notes__
+    assert remedy in note and "without packages='absent'" in note
+
+
 def test_run_says_it_in_one_line(tmp_path: Path) -> None:
     done = run_program(tmp_path, "import torch_cluster\n", options=["--target", "cpu"])
     last = done.stderr.splitlines()[-2:]

@@ -321,10 +321,9 @@ def aligned(
     size: tuple[int, int],
     scale: float,
     samples: int,
-    is_mean: bool,
     is_centred: bool,
 ) -> torch.Tensor:
-    """Return what parts of maps have in the cells of a grid (arXiv 1703.06870, RoIAlign).
+    """Return the means of parts of maps in the cells of a grid (arXiv 1703.06870, RoIAlign).
 
     Args:
         maps: (batch, channels, height, width).
@@ -333,7 +332,6 @@ def aligned(
         scale: The factor of the boxes' coordinates.
         samples: How many points of a cell are read in each direction; 0 for as many as it has
             pixels.
-        is_mean: Whether the mean of the points is returned, and not the largest.
         is_centred: Whether a pixel's value is at its middle.
     """
     wide_maps, wide_boxes = widened(maps, boxes)
@@ -351,7 +349,7 @@ def aligned(
             y = _points(start[chosen, 1], cells[chosen, 1], size[0], down)
             read = _interpolated(wide_maps, boxes[chosen, 0].long(), y, x)
             parts = read.unflatten(-1, (size[1], across)).unflatten(-3, (size[0], down))
-            found = parts.mean((-3, -1)) if is_mean else parts.amax((-3, -1))
+            found = parts.mean((-3, -1))
             out = out.index_copy(0, chosen, found)
     return out.to(maps.dtype)
 
@@ -397,7 +395,7 @@ def roi_align_forward(
     """Write what regions of maps have in the cells of a grid: their means."""
     _check_mean(pool_mode)
     size = aligned_height, aligned_width
-    more = spatial_scale, sampling_ratio, True, aligned
+    more = spatial_scale, sampling_ratio, aligned
     output.copy_(_ALIGNED(input, rois, size, *more))
 
 
@@ -426,7 +424,7 @@ def roi_align_backward(
     """Write the gradient of the maps."""
     _check_mean(pool_mode)
     size = aligned_height, aligned_width
-    more = spatial_scale, sampling_ratio, True, aligned
+    more = spatial_scale, sampling_ratio, aligned
     (found,) = _gradients(
         lambda maps: _ALIGNED(maps, rois, size, *more), [torch.zeros_like(grad_input)], grad_output
     )
@@ -679,7 +677,7 @@ def get_compiling_cuda_version() -> str:
     return "not available"
 
 
-def __getattr__(name: str) -> Any:
+def _missing_kernel(name: str) -> Any:
     """Return a function that raises, for every kernel that a library looks for."""
     if name.startswith("__"):
         raise AttributeError(name)
@@ -693,4 +691,4 @@ def __getattr__(name: str) -> Any:
 
 _INSTEAD = "Build the library with its kernels for CPUs, or use an operator of torchvision.ops."
 
-has("mmcv._ext.__getattr__ detectron2._C.__getattr__", __getattr__)
+has("mmcv._ext.__getattr__ detectron2._C.__getattr__", _missing_kernel)

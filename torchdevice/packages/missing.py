@@ -33,6 +33,7 @@ _SERVING = "Use the generate() of the transformers library."
 _QUANTIZED = (
     "Load the model without quantization, or in 4 bits by bitsandbytes, which has kernels for CPUs."
 )
+_KERNELS = "torchdevice stands in for a part of its kernels, in a scope without packages='absent'."
 _RENDERING = "Render in plain torch, or run this part on a machine with a GPU."
 
 MISSING: dict[str, Missing] = {
@@ -77,9 +78,10 @@ MISSING: dict[str, Missing] = {
         False,
     ),
     "mmcv": Missing(
-        "OpenMMLab's library of computer vision",
-        "Install mmcv-lite: torchdevice stands in for a part of its kernels.",
-        False,
+        "OpenMMLab's library of computer vision", f"Install mmcv-lite. {_KERNELS}", False
+    ),
+    "detectron2": Missing(
+        "Meta's library of object detection", f"Build it with FORCE_CUDA=0. {_KERNELS}", False
     ),
     "spconv": Missing("a library of sparse convolutions", "Use torch.nn.Conv3d on a dense grid."),
     "MinkowskiEngine": Missing(
@@ -141,7 +143,9 @@ for _name in MISSING:
     uncaught_errors.note_missing(re.escape(_name) + r"(\..*)?", note_of(_name))
 for _name in PACKAGES:
     if _name == "triton" or PACKAGES[_name].is_inner:
-        continue  # uncaught_errors.py, and the note on its package, show how to install it
+        # uncaught_errors.py shows how to install Triton. The note on a package in MISSING holds
+        # for its compiled part too.
+        continue
     _note = (
         f"{_name} needs CUDA. torchdevice stands in for a part of it, which docs/packages.md "
         "lists, in a scope without "
