@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torchdevice
+from torchdevice.packages import scripted
 
 pytestmark = pytest.mark.one_engine
 
@@ -61,3 +62,17 @@ def test_a_module_with_a_module_of_a_package(tmp_path: Path) -> None:
         assert all(each.grad is not None for each in model.parameters())
         with pytest.raises(RuntimeError, match="Could not export Python function"):
             torch.jit.save(script, tmp_path / "model.pt")
+
+
+def test_a_module_that_inherits_torch_s_forward_leaves_it_as_it_is(tmp_path: Path) -> None:
+    class Inherits(torch.nn.Linear):
+        """A module without a ``forward`` of its own."""
+
+    before = dict(vars(torch.nn.Linear.forward)), torch.nn.Linear.forward.__annotations__
+    scripted.module_in_scripts(Inherits)
+    after = dict(vars(torch.nn.Linear.forward)), torch.nn.Linear.forward.__annotations__
+    assert after == before and after[1] is before[1]
+    module, x = Inherits(3, 2), torch.randn(4, 3)
+    script = torch.jit.script(module)
+    torch.jit.save(script, tmp_path / "model.pt")
+    torch.testing.assert_close(torch.jit.load(tmp_path / "model.pt")(x), module(x))

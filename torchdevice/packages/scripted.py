@@ -33,10 +33,16 @@ def called_by_scripts(function: Callable[..., Any], called: Any) -> None:
 
 
 def module_in_scripts(kind: type) -> None:
-    """Let TorchScript call the ``forward`` of a module that is stood in for."""
-    forward: Any = kind.forward  # type: ignore[attr-defined]
-    forward.__annotations__ = typing.get_type_hints(forward)
+    """Let TorchScript call the ``forward`` of a module that is stood in for.
+
+    It compiles torch's own ``forward`` where the module inherits that.
+    """
     kind.__annotations__ = typing.get_type_hints(kind)
+    owner = next(each for each in kind.__mro__ if "forward" in each.__dict__)
+    if owner.__module__.partition(".")[0] == "torch":
+        return
+    forward: Any = owner.__dict__["forward"]
+    forward.__annotations__ = typing.get_type_hints(forward)
     torch.jit.ignore(forward)
 
 
