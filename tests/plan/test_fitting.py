@@ -173,7 +173,8 @@ def test_a_plan_in_markdown() -> None:
 
 
 def test_several_processes_have_a_range() -> None:
-    child = {"name": "child.py", "ended": False, "devices": {"cuda:0": 2 * GIB}}
+    sizes = {"cuda:0": 2 * GIB}
+    child = {"name": "child.py", "ended": False, "devices": sizes, "allocated": sizes}
     found = plan_of(1) | {"other processes": [child]}
     assert next(iter(rendering.answer(found))) == (
         "It needs 1.50 GiB, with 512.00 MiB for CUDA itself."
@@ -183,6 +184,10 @@ def test_several_processes_have_a_range() -> None:
         "It needs 2.00 GiB if its processes use GPUs one after the other, and up to 4.00 GiB if "
         "they do so at once, each with 512.00 MiB for CUDA itself."
     )
+    alone = next(iter(rendering.answer(found | {"devices": []})))
+    assert alone == "It needs 4.00 GiB, with 512.00 MiB for CUDA itself."
+    elsewhere = found | {"other processes": [child | {"devices": {"cuda:1": 2 * GIB}}]}
+    assert " on the device that needs the most of 2, " in next(iter(rendering.answer(elsewhere)))
     tables = dict(rendering.tables(found))
     assert tables["other processes"] == [("child.py", "2.00 GiB on cuda:0, did not finish")]
     assert "| process | memory |" in list(rendering.markdown(found))

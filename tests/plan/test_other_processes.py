@@ -58,7 +58,8 @@ def test_a_child_on_the_same_gpu(tmp_path: Path) -> None:
     status, found = plan(tmp_path, PROGRAM.format(STARTS["subprocess"]))
     (child,) = found["other processes"]
     assert status == 0 and found["finished"]
-    assert child == {"name": "child.py", "ended": True, "devices": {"cuda:0": 3 * GIB}}
+    sizes = {"cuda:0": 3 * GIB}
+    assert child == {"name": "child.py", "ended": True, "devices": sizes, "allocated": sizes}
     assert found["at least"] == 3 * GIB + found["context"]
     assert 4 * GIB < found["needs"] - 2 * found["context"] < 4.1 * GIB
     # One after the other they would fit the first, at once they would not.
@@ -91,6 +92,44 @@ def test_a_program_whose_child_alone_uses_a_gpu(tmp_path: Path) -> None:
     status, found = plan(tmp_path, ONLY_CHILD, "--fits", "t4")
     assert status == 0 and found["devices"] == [] and found["at least"] > 3 * GIB
     assert fits(found)["t4"] == "yes"
+
+
+RESETS = """
+import torch
+
+first = torch.empty(20 << 30, dtype=torch.uint8, device="cuda")
+del first
+torch.cuda.empty_cache()
+torch.cuda.reset_peak_memory_stats()
+kept = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+"""
+
+
+def test_a_child_that_resets_its_peaks(tmp_path: Path) -> None:
+    (tmp_path / "resets.py").write_text(RESETS)
+    status, found = plan(tmp_path, ONLY_CHILD.replace("child.py", "resets.py"), "--fits", "t4")
+    (child,) = found["other processes"]
+    assert child["devices"] == child["allocated"] == {"cuda:0": 20 * GIB}
+    assert status == 1 and fits(found)["t4"] == "no"
+
+
+FRAGMENTS = """
+import torch
+
+first = torch.empty(10 << 30, dtype=torch.uint8, device="cuda")
+del first
+kept = torch.empty(11 << 30, dtype=torch.uint8, device="cuda")
+"""
+
+
+def test_a_child_needs_no_more_than_its_tensors(tmp_path: Path) -> None:
+    (tmp_path / "fragments.py").write_text(FRAGMENTS)
+    _, found = plan(tmp_path, ONLY_CHILD.replace("child.py", "fragments.py"))
+    (child,) = found["other processes"]
+    assert (child["devices"], child["allocated"]) == ({"cuda:0": 21 * GIB}, {"cuda:0": 11 * GIB})
+    assert found["at least"] == 11 * GIB + found["context"]
+    assert found["needs"] > 21 * GIB + found["context"] and fits(found)["t4"] == "unknown"
+    assert next(rendering.answer(found)).startswith("It needs 21.52 GiB, with 512.00 MiB for CUDA")
 
 
 def test_a_child_that_was_killed_is_not_counted_as_fitting(tmp_path: Path) -> None:
@@ -134,10 +173,14 @@ def test_a_program_that_halves_what_it_asks_for(tmp_path: Path) -> None:
 
 def test_the_sum_is_that_of_each_device() -> None:
     own = [{"device": "cuda:0", "peak": 5}, {"device": "cuda:1", "peak": 1}]
-    others = [{"devices": {"cuda:1": 7}}, {"devices": {"cuda:1": 2, "cuda:0": 1}}]
+    first = {"devices": {"cuda:1": 7}, "allocated": {"cuda:1": 6}}
+    second = {"devices": {"cuda:1": 2, "cuda:0": 1}, "allocated": {"cuda:1": 2, "cuda:0": 1}}
+    others = [first, second]
     assert other_processes.most(own, others, 10) == 1 + 7 + 2 + 30
     assert other_processes.most(own, others, 10, 100) == 1 + 7 + 2 + 30 + 200
-    assert other_processes.least(others, 10) == 17 and other_processes.most([], [], 10) == 10
+    assert other_processes.least(others, 10) == 16 and other_processes.most([], [], 10) == 10
+    assert other_processes.are_on_one_device([], others)
+    assert not other_processes.are_on_one_device(own[:1], [first])
 
 
 RANK = """

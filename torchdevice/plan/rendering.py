@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torchdevice.kernel.python.byte_sizes import written
-from torchdevice.plan import fitting
+from torchdevice.plan import fitting, other_processes
 from torchdevice.plan.peaks import KINDS
 from torchdevice.report import source
 
@@ -46,15 +46,18 @@ def uses_gpus(plan: Mapping[str, Any]) -> bool:
 
 def _need(plan: Mapping[str, Any]) -> str:
     """Return what the program needs; of several processes, one after the other or at once."""
-    if plan["other processes"] and plan["at least"] < plan["needs"]:
+    others = plan["other processes"]
+    share = other_processes.are_on_one_device(plan["devices"], others)
+    if share and plan["at least"] < plan["needs"]:
         return (
             f"It needs {written(plan['at least'])} if its processes use GPUs one after the other, "
             f"and up to {written(plan['needs'])} if they do so at once, each with "
             f"{written(plan['context'])} for CUDA itself."
         )
     several = ""
-    if len(plan["devices"]) > 1:
-        several = f" on the device that needs the most of {len(plan['devices'])}"
+    used = {each["device"] for each in plan["devices"]}.union(*(each["devices"] for each in others))
+    if len(used) > 1:
+        several = f" on the device that needs the most of {len(used)}"
     need, context = written(plan["needs"]), written(plan["context"])
     return f"It needs {need}{several}, with {context} for CUDA itself."
 

@@ -15,7 +15,7 @@ import sys
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from torchdevice.kernel.fidelity import Fidelity
@@ -241,7 +241,8 @@ class Process:
             before it could say what it did.
         calls: How many calls it counted.
         failure: At which line an error ended it, and the error; empty where none did.
-        memory: Index of a simulated device -> the most bytes that the process reserved there.
+        memory: Index of a simulated device -> the highest reserved bytes of the process there.
+        allocated: Index of a simulated device -> the highest bytes of its tensors there.
     """
 
     name: str
@@ -250,6 +251,7 @@ class Process:
     calls: int = 0
     failure: str = ""
     memory: dict[str, int] = dataclasses.field(default_factory=dict)
+    allocated: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,18 +314,28 @@ class Content:
         options: Options,
         target: str,
         kernels: str = "",
-        memory: dict[str, int] | None = None,
+        memory: Mapping[str, tuple[int, int]] | None = None,
     ) -> C:
-        """Return the report of one journal of this process."""
+        """Return the report of one journal of this process.
+
+        ``memory`` has the highest allocated and reserved bytes by the index of a simulated device.
+        """
+        memory = memory or {}
         rows = rows_of(journal.entries)
-        calls = sum(row.count for row in rows) + journal.overflow
+        process = Process(
+            MAIN,
+            os.getpid(),
+            calls=sum(row.count for row in rows) + journal.overflow,
+            memory={index: reserved for index, (_, reserved) in memory.items()},
+            allocated={index: allocated for index, (allocated, _) in memory.items()},
+        )
         return cls(
             program=tuple(sys.argv),
             target=target,
             written_for=options.written_for,
             versions={**versions(), **({"kernels": kernels} if kernels else {})},
             rows=tuple(rows),
-            processes=(Process(MAIN, os.getpid(), calls=calls, memory=memory or {}),),
+            processes=(process,),
             left_out=journal.overflow,
             findings=tuple(journal.findings),
             verified=journal.findings.counts() if getattr(options, "verify", None) else {},

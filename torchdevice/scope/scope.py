@@ -87,11 +87,13 @@ class _Leaving(Leaving):
             undo(leave, self._entry)
 
 
-def _memory(runtime: Runtime) -> dict[str, int]:
-    """Return the most bytes that this process reserved on each simulated GPU that it used."""
+def _memory(runtime: Runtime) -> dict[str, tuple[int, int]]:
+    """Return the highest allocated and reserved bytes of this process on each simulated GPU."""
     count = runtime.device_count() if runtime.supplied.is_gpu else 0
-    found = {str(index): runtime.memory(index).peak_reserved for index in range(count)}
-    return {index: size for index, size in found.items() if size}
+    found = {str(index): runtime.supplied.highest_memory(index) for index in range(count)}
+    return {
+        index: (allocated, reserved) for index, (allocated, reserved) in found.items() if reserved
+    }
 
 
 class Scope(AbstractContextManager["Scope"]):

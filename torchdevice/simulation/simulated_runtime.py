@@ -237,6 +237,7 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
         return limit - min(limit, device.figures().reserved + self.taken)
 
     memory, statistics = _of_memory("figures"), _of_memory("statistics")
+    highest_memory = _of_memory("highest")
     reset_peak_memory = _of_memory("reset_peak")
     reset_accumulated_memory = _of_memory("reset_accumulated")
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from torchdevice.kernel.devices import operator_watcher
-from torchdevice.kernel.devices.device_memory import Block, Part, PrivatePools, Segment
+from torchdevice.kernel.devices.device_memory import Block, Memory, Part, PrivatePools, Segment
 from torchdevice.kernel.devices.observer import Observer
 
 _LARGE = 1 << 20
@@ -27,6 +27,8 @@ class _Device(Protocol):
     def target(self) -> str: ...
 
     def device(self, index: int) -> torch.device: ...
+
+    def memory(self, index: int) -> Memory: ...
 
 
 class SuppliedDevice:
@@ -152,6 +154,14 @@ class SuppliedDevice:
         None where no state of the CPU's generator gives these numbers.
         """
         return generator.get_state()
+
+    def highest_memory(self, index: int) -> tuple[int, int]:
+        """Return the highest allocated and reserved bytes of this process on the device.
+
+        Only an allocator of this package keeps them when the program resets its peaks.
+        """
+        memory = self._runtime.memory(index)
+        return memory.peak_allocated, memory.peak_reserved
 
     def statistics(self, index: int) -> Mapping[str, Any]:
         """Return further allocator figures, under the keys of ``torch.cuda.memory_stats``.

@@ -217,6 +217,13 @@ class Statistics:
         self.max_split_size: int | None = None
         self._oversize = {"oversize_allocations": Figures(), "oversize_segments": Figures()}
         self.numbers = dict.fromkeys(_NUMBERS, 0)
+        self._before_reset = (0, 0)
+
+    def highest(self) -> tuple[int, int]:
+        """Return the highest allocated and reserved bytes ever, whether or not peaks were reset."""
+        allocated, reserved = self._before_reset
+        whole = self.whole
+        return max(allocated, whole.peak_allocated), max(reserved, whole.peak_reserved)
 
     def count_oversize(self, name: str, size: int, by: int) -> None:
         """Count a block or segment of ``size`` bytes, if it is oversize."""
@@ -257,6 +264,8 @@ class Statistics:
 
     def forget_peaks(self) -> None:
         """Reset the peaks to the current values."""
+        # First, so that an interrupt between two figures loses none.
+        self._before_reset = self.highest()
         for each in (*self.counting, *self._oversize.values()):
             each.forget_peaks()
 

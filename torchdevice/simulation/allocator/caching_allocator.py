@@ -303,6 +303,9 @@ class Device:
         whole = self._blocks.statistics.whole
         return Memory(whole.allocated, whole.reserved, whole.peak_allocated, whole.peak_reserved)
 
+    highest = _change_by("statistics.highest", answers=True)
+    """Return the highest allocated and reserved bytes ever, whether or not peaks were reset."""
+
     statistics = _change_by("statistics.shown", answers=True)
     """Return all statistics, under the keys of ``torch.cuda.memory_stats``."""
 
