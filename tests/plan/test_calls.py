@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import torchdevice
+from torchdevice.plan import calls
 
 pytestmark = pytest.mark.one_engine
 
@@ -55,6 +56,17 @@ def test_a_model_stays_as_it_is() -> None:
     )
     assert x.device.type == "cpu" and all(each.device.type == "cpu" for each in model.parameters())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_only_integers_and_truth_values_are_copied() -> None:
+    model = torch.nn.Module()
+    for dtype in (torch.long, torch.bool, torch.float32, torch.bfloat16, torch.complex64):
+        model.register_buffer(f"{dtype}".replace(".", " "), torch.ones(3, dtype=dtype))
+    with torchdevice.simulate():
+        copied = calls._without_values(model)
+        # A buffer without the values of its model is made of zeros.
+        kept = {name for name, value in copied.named_buffers() if value.any()}
+    assert kept == {"torch int64", "torch bool"}
 
 
 def test_memory_that_runs_out_is_in_the_plan() -> None:

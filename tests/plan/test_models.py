@@ -12,7 +12,7 @@ import torch
 from processes import run_command
 
 import torchdevice
-from torchdevice.plan import four_bits, model_words
+from torchdevice.plan import four_bits, model_words, models
 
 transformers = pytest.importorskip("transformers")
 
@@ -174,6 +174,19 @@ def test_a_model_with_a_buffer_of_positions(words: Any, tmp_path: Path) -> None:
     done = run_command("plan", "--model", str(tmp_path), *words)
     assert done.returncode == 1
     assert "'bert' has 512 positions, fewer than 2048 tokens. Use a smaller --seq." in done.stderr
+
+
+def test_a_vocabulary_as_long_as_the_positions() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    long = {"vocab_size": 1024, "max_position_embeddings": 1024}
+    rotary = transformers.MistralConfig(**sizes, **heads, **long)
+    models._check_positions(models.make(rotary, torch.float32), 1500)
+    bart = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32}
+    for tied in (True, False):
+        table = transformers.BartConfig(**bart, **long, tie_word_embeddings=tied)
+        with pytest.raises(ValueError, match="'bart' has 1024 positions, fewer than 1500 tokens"):
+            models._check_positions(models.make(table, torch.float32), 1500)
 
 
 def test_an_encoder_and_decoder_by_its_architecture() -> None:

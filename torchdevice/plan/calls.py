@@ -91,11 +91,12 @@ def _run(what: Any, args: Any, kwargs: Mapping[str, Any], train: bool) -> Any:
 
 
 def _without_values(model: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy of a model on the GPU whose tensors have no values, but for integers."""
+    """Return a copy of a model on the GPU in which only integers and truth values have values."""
     with torch._C.DisableTorchFunction():
         memo: dict[int, Any] = {}
         for each in (*model.parameters(), *model.buffers()):
-            if not each.is_floating_point():  # such as positions, which are read
+            # Such as positions, which are read.
+            if not (each.is_floating_point() or each.is_complex()):
                 continue
             empty = torch.empty_like(each, device="meta")
             is_parameter = isinstance(each, torch.nn.Parameter)

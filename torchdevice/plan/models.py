@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -168,6 +168,17 @@ _OFFSET = 2
 """By how many rows some tables of positions are longer than the model has positions."""
 
 
+def _vocabulary(model: Any) -> Iterator[torch.Tensor]:
+    """Yield the weights of the input and output embeddings of a model and of its parts."""
+    for each in model.modules():
+        for name in ("get_input_embeddings", "get_output_embeddings"):
+            # A part without such a table raises an error, or returns None.
+            with contextlib.suppress(AttributeError, NotImplementedError):
+                weight = getattr(getattr(each, name)(), "weight", None)
+                if weight is not None:
+                    yield weight
+
+
 def _check_positions(model: Any, tokens: int) -> None:
     """Check that a model whose positions are a table has so many.
 
@@ -177,8 +188,12 @@ def _check_positions(model: Any, tokens: int) -> None:
     most = getattr(model.config, "max_position_embeddings", None)
     if not isinstance(most, int) or tokens <= most:
         return
+    vocabulary = {id(each) for each in _vocabulary(model)}
     tables = (each for each in model.modules() if isinstance(each, torch.nn.Embedding))
-    if any(most <= each.num_embeddings <= most + _OFFSET for each in tables):
+    if any(
+        most <= each.num_embeddings <= most + _OFFSET and id(each.weight) not in vocabulary
+        for each in tables
+    ):
         raise ValueError(
             f"{model.config.model_type!r} has {most} positions, fewer than {tokens} tokens. Use a "
             "smaller --seq."
