@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -101,21 +100,23 @@ def test_of_several_names_the_values_that_need_the_most_count() -> None:
 
 
 def test_as_many_plans_run_at_once_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    now: list[str] = []
-    most: list[int] = []
+    both, own = threading.Barrier(2), sweeping.wait
+    running: list[int] = []
 
     def made(job: sweeping.Job, running: Any) -> dict[str, Any]:
-        now.append(job.words[0])
-        most.append(len(now))
-        time.sleep(0.02)
-        now.remove(job.words[0])
+        both.wait(60)  # for the other one that runs
         return {}
 
+    def wait(futures: Any, *rest: Any) -> Any:
+        running.append(len(futures))
+        return own(futures, *rest)
+
     monkeypatch.setattr(sweeping, "_plan", made)
+    monkeypatch.setattr(sweeping, "wait", wait)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     jobs = [sweeping.Job([], [str(number)], {}) for number in range(6)]
     assert sorted(number for number, _ in sweeping.planned(jobs)) == [*range(6)]
-    assert max(most) == 2
+    assert max(running) == 2
 
 
 def test_a_plan_that_waits_leaves_its_core_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
