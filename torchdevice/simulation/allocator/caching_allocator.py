@@ -201,7 +201,8 @@ class Device:
 
         The lock is not held: observers have locks of their own.
         """
-        # Not by the blocks, which C++ would then lead no more. None is Python's while it leads.
+        # The list itself: to ask the blocks for it would end C++'s lead. While C++ leads, no block
+        # of Python's ends.
         ended = self.ended
         try:  # as the blocks do it, without the time of its frame: most kernels come here
             while ended:

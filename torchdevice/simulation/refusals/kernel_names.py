@@ -133,9 +133,7 @@ _OF_HOST = re.compile(r"(?<=but got torch\.)(?=\w+Tensor\b)")
 
 
 def named(operator: str, error: Exception) -> Exception:
-    """Return a CPU dtype error with CUDA's names of the kernel and of the tensor's type; other
-    errors unchanged.
-    """
+    """Return a CPU dtype error with CUDA's names of kernel and type; other errors unchanged."""
     if not policy.stands_for_cuda():
         return error
     text = _OF_HOST.sub("cuda.", str(error))

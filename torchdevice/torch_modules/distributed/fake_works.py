@@ -37,8 +37,9 @@ OPERATORS = (
 
 
 def give_results() -> None:
-    """Let collectives of fake groups return works with results, in contexts with fake ranks. May be
-    called again.
+    """Let collectives of fake groups return works with results, in contexts with fake ranks.
+
+    May be called again.
     """
     for name in OPERATORS:
         for key in ("CPU", "PrivateUse1"):
