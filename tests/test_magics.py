@@ -23,6 +23,8 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from IPython.core.interactiveshell import InteractiveShell
 
     monkeypatch.delenv("TORCHDEVICE_ENGINE", raising=False)
+    # IPython warns where the active environment is not that of the interpreter.
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     shell = InteractiveShell.instance()
     shell.run_cell("%load_ext torchdevice").raise_error()
     yield shell
