@@ -59,3 +59,35 @@ def test_the_record_names_tests_that_are_there() -> None:
         assert f"def {function}(" in (ROOT / file).read_text(), (
             f"{name} is no more: take it out of the record"
         )
+
+
+class Hashed:
+    """A test whose place in a set depends on a salt, as that of an object on its address."""
+
+    def __init__(self, nodeid: str, salt: int):
+        self.path, self.nodeid, self.salt = Path(nodeid.partition("::")[0]), nodeid, salt
+
+    def __hash__(self) -> int:
+        return hash((self.nodeid, self.salt))
+
+
+def test_addresses_decide_nothing() -> None:
+    """Workers of pytest-xdist that draw other tests do not start."""
+    alone = {f"{number}.py::only": 1.1 + number * 0.7 % 3 for number in range(40)}
+    rest = {f"rest.py::long{number}": 0.1 for number in range(200)}
+    names = [*alone, "rest.py::short", *rest]
+    # Some of these budgets are spent to the last fraction.
+    for budget in (sum(alone.values()) + tenths * 0.1 for tenths in range(1, 150)):
+        drawn = {
+            tuple(
+                item.nodeid
+                for item in affordable(
+                    [Hashed(name, salt) for name in names],  # type: ignore[misc]
+                    1,
+                    {**alone, **rest},
+                    budget,
+                )
+            )
+            for salt in range(6)
+        }
+        assert len(drawn) == 1

@@ -59,8 +59,11 @@ def affordable(
         for item in drawn
         if item.path not in with_others and seconds[function_of(item)] <= ALONE
     ]
-    kept = set({item.path: item for item in alone}.values())
-    left = budget - sum(seconds[function_of(item)] for item in kept)
+    of_files = list({item.path: item for item in alone}.values())
+    # Not of a set, whose order depends on addresses: the sum of fractions depends on their order,
+    # and workers of which one can afford a test more do not start.
+    left = budget - sum(seconds[function_of(item)] for item in of_files)
+    kept = set(of_files)
     for item in drawn:
         cost = seconds[function_of(item)]
         if item not in kept and cost <= left:
