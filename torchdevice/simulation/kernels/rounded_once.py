@@ -7,7 +7,7 @@ The CPU's kernels round in between: sums, means and buffers are halves, and so i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -92,37 +92,22 @@ def in_float32(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
         compute: Computes a call as it is.
     """
     whole, kept = _without_writing(op, compute), _KEPT.get(op.name(), set())
-    reads_kept = op.name() in _READING_KEPT
-    takes_numbers, rounds_numbers = _takes(op, _WITH_NUMBERS), _takes(op, _ROUNDING_NUMBERS)
+    ignored = torch.float32 if op.name() in _READING_KEPT else None
+    rounds_numbers = _takes(op, _ROUNDING_NUMBERS)
+    has_numbers = rounds_numbers or _takes(op, _WITH_NUMBERS)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        given = args
-        if takes_numbers or rounds_numbers:
-            given = tuple(map(_unwrapped, args))
-        dtype, *others = _floating(given)
-        if reads_kept:
-            others = [each for each in others if each is not torch.float32]
-        if (
-            dtype not in HALF
-            or any(each is not dtype for each in others)  # which torch promotes, or refuses
-            or kwargs.get("dtype") is not None
-        ):
+        given = tuple(map(_unwrapped, args)) if has_numbers else args
+        dtype = _common_half(given, ignored)
+        if dtype is None or kwargs.get("dtype") is not None:
             return compute(*args, **kwargs)
-        given = tuple(_as_dtype(each, dtype) for each in given)
-        if rounds_numbers:
-            given = tuple(_rounded(each, dtype) for each in given)
-        if given is not args:  # a kernel takes no numbers in the place of tensors
-            given = tuple(map(_wrapped_as, given, args))
+        if has_numbers:
+            given = _with_numbers(given, args, dtype, rounds_numbers)
         named = {name: _widened(each) for name, each in kwargs.items()}
         result = whole(*map(_widened, given), **named)
         if whole is not compute:
             return args[0].copy_(result)
-        if isinstance(result, tuple):
-            return tuple(
-                each if place in kept else _narrowed(each, dtype)
-                for place, each in enumerate(result)
-            )
-        return _narrowed(result, dtype)
+        return _narrowed_but(kept, result, dtype)
 
     return run
 
@@ -178,7 +163,7 @@ def _is_of_device(tensor: torch.Tensor) -> bool:
 
 
 def _wrapped_as(value: Any, given: Any) -> Any:
-    """Return a number as a float32 tensor, if it was given as a tensor."""
+    """Return a number as a float32 tensor, if it was given as a tensor, as kernels take it."""
     if isinstance(given, torch.Tensor) and not isinstance(value, torch.Tensor):
         return torch.tensor(value, dtype=torch.float32)
     return value
@@ -188,10 +173,40 @@ def _rounded(value: Any, dtype: Any) -> Any:
     return torch.tensor(value, dtype=dtype).item() if value.__class__ in (int, float) else value
 
 
-def _floating(args: tuple[Any, ...]) -> list[torch.dtype | None]:
-    """Return the floating-point dtypes of the tensors among arguments; None alone without any."""
-    tensors = [each for each in args if isinstance(each, torch.Tensor) and not _is_of_device(each)]
-    return [each.dtype for each in tensors if each.dtype.is_floating_point] or [None]
+def _common_half(args: tuple[Any, ...], ignored: torch.dtype | None) -> torch.dtype | None:
+    """Return the half precision of all floating-point tensors among arguments; None without it.
+
+    Tensors of several dtypes are promoted by torch, or refused.
+
+    Args:
+        args: The arguments.
+        ignored: A dtype that tensors after the first may have beside it.
+    """
+    tensors = (each for each in args if isinstance(each, torch.Tensor) and not _is_of_device(each))
+    dtypes = [each.dtype for each in tensors if each.dtype.is_floating_point]
+    if not dtypes:
+        return None
+    first, *others = dtypes
+    if first not in HALF or any(each not in (first, ignored) for each in others):
+        return None
+    return first
+
+
+def _with_numbers(
+    given: tuple[Any, ...], args: tuple[Any, ...], dtype: torch.dtype, rounds: bool
+) -> tuple[Any, ...]:
+    """Return arguments in the form in which a kernel takes numbers, and rounds them as CUDA does.
+
+    Args:
+        given: The arguments, with numbers in the place of the tensors that torch made of them.
+        args: The arguments as they were.
+        dtype: That of the halves.
+        rounds: Whether the operator rounds numbers too.
+    """
+    given = tuple(_as_dtype(each, dtype) for each in given)
+    if rounds:
+        given = tuple(_rounded(each, dtype) for each in given)
+    return tuple(map(_wrapped_as, given, args))
 
 
 def _as_dtype(value: Any, dtype: Any) -> Any:
@@ -211,3 +226,12 @@ def _narrowed(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor) and value.dtype is torch.float32:
         return value.to(dtype)
     return value
+
+
+def _narrowed_but(kept: Collection[int], result: Any, dtype: torch.dtype) -> Any:
+    """Return a result or several in a dtype, but for those at some places."""
+    if not isinstance(result, tuple):
+        return _narrowed(result, dtype)
+    return tuple(
+        each if place in kept else _narrowed(each, dtype) for place, each in enumerate(result)
+    )
