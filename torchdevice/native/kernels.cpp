@@ -23,6 +23,7 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "drawn_tensors.h"
 #include "random_numbers.h"
 
 // Up to torch 2.12 tensors may have names.
@@ -453,6 +454,7 @@ using Differentiated = std::pair<bool, std::string>;
 struct Context {
   std::atomic<bool> serves{false};  // whether the policy asks nothing
   std::atomic<bool> is_initialized{false};  // whether the program has used the accelerator, so that factories may run
+  std::atomic<bool> draws_as_gpu{false};  // whether random numbers are a GPU's
   std::shared_ptr<Ledger> ledgers[128];  // of the devices whose memory the context has used
   std::mutex mutex;
   std::map<std::vector<int64_t>, Differentiated> differentiated;  // by what it depends on
@@ -762,6 +764,7 @@ class Kernel : public c10::OperatorKernel {
     const auto& name = op.schema().name();
     body_ = name == "aten::native_dropout" ? &drop : name == "aten::native_dropout_backward" ? &drop_backward : nullptr;
     is_convolution_ = name == "aten::convolution";
+    fill_ = drawn_tensors::fill_of(op.operator_name());
   }
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
@@ -905,6 +908,19 @@ class Kernel : public c10::OperatorKernel {
     return true;
   }
 
+  // Fill a tensor with a GPU's numbers. False for a call that is left to Python.
+  bool fill(const Facts& facts, at::ArrayRef<IValue> given, Aliases& aliases) const {
+    c10::SmallVector<IValue, 4> own(given.begin(), given.end());
+    put_alias(own[0], aliases, false);
+    return fill_(own, [&](int64_t count, int of_each_counter) -> std::optional<drawn_tensors::Source> {
+      py::gil_scoped_acquire gil;
+      const auto found = asked("gpu_numbers", generator_of(facts, given), aliases.index, count, of_each_counter);
+      if (found.is_none()) return std::nullopt;
+      const auto [seed, offset, threads] = found.cast<std::tuple<uint64_t, uint64_t, int64_t>>();
+      return drawn_tensors::Source{seed, offset, threads};
+    });
+  }
+
   void run(
       const Facts& facts, const OperatorHandle& op, DispatchKeySet keys, Stack* stack, Context& context,
       Aliases& aliases) const {
@@ -915,6 +931,11 @@ class Kernel : public c10::OperatorKernel {
       stack->insert(stack->end(), given.begin(), given.end());
       in_python_.callBoxed(op, keys, stack);
     };
+    if (facts.generator >= 0 && context.draws_as_gpu) {
+      if (fill_ == nullptr || !fill(facts, given, aliases)) return leave_to_python();
+      stack->resize(base);
+      return torch::jit::push(*stack, std::move(given[0]));
+    }
     if (facts.generator >= 0 && !draw(facts, stack, aliases.index)) return leave_to_python();
     for (auto i : facts.outs) {
       (*stack)[base + i] = aliases.of(given[i].toTensor(), true);
@@ -1062,6 +1083,7 @@ class Kernel : public c10::OperatorKernel {
   std::vector<bool> is_device_, is_pin_;
   void (*body_)(Stack*) = nullptr;
   bool is_convolution_ = false;
+  drawn_tensors::Fill fill_ = nullptr;
 };
 
 // ---- attention -------------------------------------------------------------------------------------------------------
@@ -1377,6 +1399,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
                     [](Context& self, bool value) { self.serves = value; })
       .def_property("is_initialized", [](Context& self) { return self.is_initialized.load(); },
                     [](Context& self, bool value) { self.is_initialized = value; })
+      .def_property("draws_as_gpu", [](Context& self) { return self.draws_as_gpu.load(); },
+                    [](Context& self, bool value) { self.draws_as_gpu = value; })
       .def("use", [](Context& self, int index, std::shared_ptr<Ledger> ledger) { self.ledgers[index] = ledger; });
   m.def("answer_by", [](py::object by) { answers = by.release().ptr(); });
   m.def("follow", [](std::shared_ptr<Context> context, bool changes_streams) {

@@ -310,6 +310,41 @@ OPTIMIZED inline void scale(float* at, int64_t size, double factor, double summa
   }
 }
 
+// `word % divisor` by two products, where `inverse` is 2 ** 64 / divisor, rounded up. The lower half of the first product
+// is the fraction of the quotient (Lemire, Kaser and Kurz, "Faster remainder by direct computation", 2019).
+WITHIN uint32_t remainder_of(uint32_t word, uint32_t divisor, uint64_t inverse) {
+  const uint64_t fraction = inverse * word;
+  const uint64_t high = (fraction >> 32) * divisor, low = (fraction & 0xFFFFFFFF) * divisor;
+  return static_cast<uint32_t>((high + (low >> 32)) >> 32);
+}
+
+// The remainders of words of 32 bits, or of pairs of them, by `span`, from `low` on; a span of 0 is 2 ** 64. The words
+// may lie in the memory of the integers, as far behind as integers are wider, so each block of them is read first.
+template <class T>
+void to_integers(const void* words, bool in_pairs, int64_t count, int64_t low, uint64_t span, T* out) {
+  constexpr int64_t BLOCK = 256;
+  const size_t width = in_pairs ? sizeof(uint64_t) : sizeof(uint32_t);
+  const bool masks = (span & (span - 1)) == 0;
+  const auto divisor = static_cast<uint32_t>(span);
+  const uint64_t inverse = masks ? 0 : UINT64_MAX / divisor + 1;
+  uint32_t narrow[BLOCK];
+  uint64_t block[BLOCK];
+  for (int64_t start = 0; start < count; start += BLOCK) {
+    const auto size = std::min(BLOCK, count - start);
+    const auto* from = static_cast<const char*>(words) + start * width;
+    std::memcpy(in_pairs ? static_cast<void*>(block) : narrow, from, size * width);
+    if (!in_pairs) std::copy(narrow, narrow + size, block);
+    if (masks) {
+      for (int64_t i = 0; i < size; ++i) block[i] &= span - 1;
+    } else if (in_pairs) {
+      for (int64_t i = 0; i < size; ++i) block[i] %= span;
+    } else {
+      for (int64_t i = 0; i < size; ++i) block[i] = remainder_of(static_cast<uint32_t>(block[i]), divisor, inverse);
+    }
+    for (int64_t i = 0; i < size; ++i) out[start + i] = static_cast<T>(block[i] + static_cast<uint64_t>(low));
+  }
+}
+
 }  // namespace random_numbers
 
 #if !defined(__clang__)

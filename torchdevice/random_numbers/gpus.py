@@ -11,14 +11,16 @@ scope, is its own.
 """
 
 
+def draws_as_gpu(context: Context) -> bool:
+    """Return whether the numbers of a context's devices are a GPU's."""
+    if context.options.random is None:
+        return context.runtime.supplied.is_gpu
+    return context.options.random == "cuda"
+
+
 def of_context(context: Context | None, index: int = 0) -> Gpu | None:
     """Return the GPU whose numbers a context's device gives; None if they are no GPU's."""
-    if context is None:
-        return None
-    chosen = context.options.random
-    if chosen is None and not context.runtime.supplied.is_gpu:
-        return None
-    if chosen not in (None, "cuda"):
+    if context is None or not draws_as_gpu(context):
         return None
     figures = {**A100, **(context.devices.figure("properties", index) or {})}
     return Gpu(figures["multi_processor_count"], figures["max_threads_per_multi_processor"])

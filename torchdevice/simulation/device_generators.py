@@ -308,6 +308,20 @@ def taken(given: torch.Generator | None, index: int) -> tuple[torch.Generator, i
     return state.numbers, state.seed, state.offset - _PER_KERNEL
 
 
+def taken_by_gpu(
+    given: torch.Generator | None, index: int, count: int, of_each_counter: int
+) -> tuple[int, int, int] | None:
+    """Return seed, offset and threads of a GPU's kernel in C++ that makes ``count`` numbers.
+
+    None for a generator that a kernel in Python refuses, or whose numbers are not a GPU's.
+    """
+    drawing = drawing_of(given, index)
+    if drawing is None:
+        return None
+    source = drawing.take(drawing.gpu.offsets_for(count, of_each_counter))
+    return source.seed, source.offset, drawing.gpu.threads_for(count)
+
+
 def give_back(given: torch.Generator | None, index: int) -> None:
     """Let the next kernel draw what the last one in C++ has drawn, which failed."""
     state = _known[(given or default_generator(index))._cdata][1]  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ from torchdevice.kernel.devices.device_memory import Memory
 from torchdevice.kernel.python import forks
 from torchdevice.kernel.stand_ins import is_written
 from torchdevice.native import building
-from torchdevice.random_numbers import philox
+from torchdevice.random_numbers import gpus, philox
 from torchdevice.simulation import device_generators
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT
@@ -246,6 +246,7 @@ def begin(context: Context) -> None:
         for op, facts in _offers.copy().items():
             _serve(op, *facts)
         context.policy.native = module.Context()
+        context.policy.native.draws_as_gpu = gpus.draws_as_gpu(context)
         _contexts.add(context)
         module.install()
     elif option == "always":
@@ -298,6 +299,7 @@ def _connect(module: Any) -> None:
             copied=cpu_kernels.count_copy,
             numbers=device_generators.taken,
             undrawn=device_generators.give_back,
+            gpu_numbers=device_generators.taken_by_gpu,
             **answers,
         )
     )

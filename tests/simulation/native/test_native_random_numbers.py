@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy
 import pytest
 import torch
@@ -35,32 +38,115 @@ def test_cpp_and_python_make_equal_numbers(
             assert (ours.view(numpy.uint8) == theirs.view(numpy.uint8)).all()
 
 
-SCALED = {
-    "uniform_": [(-1.0, 1.0), (0.0, 3.0), (1e-3, 7.5), (-1e30, 1e30)],
-    "normal_": [(1.0, 2.0), (0.0, 0.1), (-3.0, 0.0)],
+_NAN, _INF = float("nan"), float("inf")
+
+FILLS: dict[str, list[tuple[Any, ...]]] = {
+    "uniform_": [
+        *[(), (-1.0, 1.0), (0.0, 3.0), (1e-3, 7.5), (2.0, 2.0), (-1e30, 1e30), (0.0, 1e-50)],
+        *[(1.0, 0.0), (_NAN, 1.0), (0.0, _INF), (-3e38, 3e38), (0.0, 1e5)],
+    ],
+    "normal_": [(), (1.0, 2.0), (-3.0, 0.0), (0.0, 0.1), (0.0, -1.0), (_NAN, 1.0), (0.0, _NAN)],
+    "bernoulli_": [(), (0.0,), (0.3,), (1.0,), (1.5,), (-0.1,), (_NAN,)],
+    "random_": [
+        *[(), (7,), (0,), (-3,), (1 << 20,), (-5, 5), (3, 3), (5, None), (0, 256), (-1, 1)],
+        *[(0, 2**28 - 1), (0, 2**28), (0, 2**31), (0, 2**31 + 1), (-(2**31), 2**31)],
+        *[(-(2**40), 2**40), (-(2**63), 2**63 - 1), (-(2**63), None), (2**62, 2**63 - 1)],
+    ],
+    "exponential_": [(), (2.5,), (0.0,)],
+    "cauchy_": [(), (1.0, 2.0)],
+    "geometric_": [(0.3,), (0.0,)],
+    "log_normal_": [(), (0.0, 0.1)],
+}
+"""Method that fills a tensor -> arguments, some of which torch refuses."""
+
+DTYPES = [
+    *[torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64],
+    *[torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool],
+]
+
+LAYOUTS: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
+    "scalar": lambda dtype: torch.zeros((), dtype=dtype, device="cuda"),
+    "empty": lambda dtype: torch.zeros(0, 3, dtype=dtype, device="cuda"),
+    "one": lambda dtype: torch.zeros(1, dtype=dtype, device="cuda"),
+    "blocks": lambda dtype: torch.zeros(3, 1701, dtype=dtype, device="cuda"),
+    "transposed": lambda dtype: torch.zeros(5, 301, dtype=dtype, device="cuda").t(),
+    "channels last": lambda dtype: torch.zeros(2, 3, 4, 5, dtype=dtype, device="cuda").to(
+        memory_format=torch.channels_last
+    ),
+    "part": lambda dtype: torch.zeros(300, dtype=dtype, device="cuda")[3:296],
+    "gaps": lambda dtype: torch.zeros(4, 600, dtype=dtype, device="cuda")[:, ::2],
+    "shared": lambda dtype: torch.zeros(1, dtype=dtype, device="cuda").expand(6),
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "bounds"), [(name, each) for name, several in SCALED.items() for each in several]
-)
-@pytest.mark.parametrize("shape", [(1,), (257,), (4, 5000), (0,)])
-def test_cpp_and_python_scale_equally(
-    name: str, bounds: tuple[float, float], shape: tuple[int, ...]
-) -> None:
+# torch warns of bounds that a dtype of floating point lacks.
+@pytest.mark.filterwarnings("ignore:.* is out of bounds:UserWarning")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", FILLS)
+def test_cpp_and_python_fill_equally(name: str, dtype: torch.dtype) -> None:
+    found: list[list[object]] = [[], []]
+    for answers, native in zip(found, ("always", "never"), strict=True):
+        with torchdevice.simulate(random="cuda", native=native):  # type: ignore[arg-type]
+            own = torch.Generator("cuda")
+            for args in FILLS[name]:
+                for layout, make in LAYOUTS.items():
+                    for generator in (None, own, torch.Generator("cpu")):
+                        torch.cuda.manual_seed(5)
+                        own.manual_seed(6)
+                        answers.append((args, layout, _filled(name, make(dtype), args, generator)))
+                        offsets = torch.cuda.get_rng_state()[8:].tolist(), own.get_offset()
+                        answers.append(offsets)
+    for one, other in zip(*found, strict=True):
+        assert one == other
+
+
+def _filled(
+    name: str, x: torch.Tensor, args: tuple[Any, ...], generator: torch.Generator | None
+) -> bytes | str:
+    """Return the bytes of a tensor after it is filled, or the error."""
+    base = x if x._base is None else x._base
+    try:
+        assert getattr(x, name)(*args, generator=generator) is x
+    except (RuntimeError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    host = base.cpu().reshape(-1)
+    if not host.dtype.is_floating_point:
+        return bytes(torch.view_as_real(host).numpy() if host.is_complex() else host.numpy())
+    # A NaN has several bit patterns.
+    return bytes(host.masked_fill(host.isnan(), 1234.5).view(torch.uint8).numpy())
+
+
+def test_remainders_are_exact() -> None:
+    spans = [3, 5, 6, 7, 10, 641, 2**16 + 1, 2**27 - 1, 2**28 - 1, *range(900, 1000)]
     found = []
     for native in ("always", "never"):
         with torchdevice.simulate(random="cuda", native=native):  # type: ignore[arg-type]
-            torch.manual_seed(5)
-            x = torch.empty(shape, device="cuda")
-            getattr(x, name)(*bounds)
-            transposed = getattr(torch.empty(3, 7, device="cuda").t(), name)(*bounds)
-            half = getattr(torch.empty(9, device="cuda", dtype=torch.bfloat16), name)(*bounds)
-            gaps = torch.zeros(4, 6, device="cuda")
-            getattr(gaps[:, ::2], name)(*bounds)
-            found.append([each.cpu() for each in (x, transposed, half, gaps)])
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
+            torch.manual_seed(9)
+            drawn = [torch.randint(span, (10_000,), device="cuda").cpu() for span in spans]
+            found.append(torch.stack(drawn))
+    assert torch.equal(*found)
+    assert (found[0] < torch.tensor(spans)[:, None]).all()
+
+
+def test_cpp_serves_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_python(*call: object) -> bool:
+        raise AssertionError("a kernel in Python drew")
+
+    with torchdevice.simulate(random="cuda", native="always"):
+        x, integers = (
+            torch.empty(9, device="cuda", dtype=dtype) for dtype in (torch.half, torch.int64)
+        )
+        monkeypatch.setattr(philox, "compiled", [in_python])
+        torch.rand(3000, device="cuda")
+        torch.randn(3000, device="cuda")
+        torch.randint(5, (3000,), device="cuda")
+        torch.rand(9, device="cuda", dtype=torch.float64)
+        x.uniform_()
+        x.normal_()
+        integers.random_()
+        torch.zeros(9, device="cuda").bernoulli_(0.5)
+        with pytest.raises(AssertionError, match="in Python drew"):
+            torch.zeros(9, device="cuda").exponential_()
 
 
 def test_the_upper_end_becomes_the_lower() -> None:
@@ -85,7 +171,7 @@ def test_a_scope_without_cpp_uses_python(monkeypatch: pytest.MonkeyPatch) -> Non
                 )
             torch.manual_seed(1)
             assert scope.runtime.supplied.is_gpu
-            return torch.randn(3000, device="cuda").cpu()
+            return torch.zeros(3000, device="cuda").exponential_().cpu()
 
     assert torch.equal(drawn("always"), drawn("never")) and len(calls) == 2
-    assert calls[0][0] == "normal"
+    assert calls[0][0] == "uniform"
