@@ -27,6 +27,7 @@ import warnings
 import zlib
 
 import long_tests
+import psutil
 import pytest
 import snapshot
 import sweeping
@@ -384,6 +385,22 @@ def no_collections() -> Iterator[None]:
     yield
     if enabled:
         gc.enable()
+
+
+LEFT_AT_MOST = 2 << 30
+"""How many bytes a test may leave in the address space, as for libraries that it loads."""
+
+
+@pytest.fixture(autouse=True)
+def no_large_memory_is_left() -> Iterator[None]:
+    """Check that a test's large tensors end with it: Linux forks no process that maps too much."""
+    process = psutil.Process()
+    before = process.memory_info().vms
+    yield
+    if process.memory_info().vms - before > LEFT_AT_MOST:
+        gc.collect()
+        left = process.memory_info().vms - before
+        assert left <= LEFT_AT_MOST, f"the test has left {left >> 20} MiB of memory"
 
 
 @pytest.fixture(autouse=True)

@@ -87,6 +87,9 @@ def leave(context: Context) -> None:
     if machine is None:
         return
     machine.contexts.discard(context)
+    for each in list(machine.memory.values()):
+        if each.ended:  # there may be no further kernel that would release it
+            each.release_ended()
     if context in machine.outer_settings:
         for index, each in machine.memory.items():
             each.configure(machine.outer_settings[context].get(index, DEFAULT))

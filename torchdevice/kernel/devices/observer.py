@@ -144,7 +144,7 @@ class Observers:
         self.out_of_memory: list[Observer] = []
         self._watch_memory = watch_memory
         self._kernels_changed = kernels_changed
-        self._ends: list[tuple[Observer, Callable[[], None]]] = []
+        self._ends: list[tuple[Observer, list[Callable[[], None]]]] = []
 
     def add(self, observer: Observer) -> Callable[[], None]:
         """Tell an observer of what its class defines from now on.
@@ -153,16 +153,8 @@ class Observers:
             A function that ends this. It may be called again.
         """
         ends: list[Callable[[], None]] = []
-
-        def end() -> None:
-            for each in ends:
-                each()
-            # They hold the observer, which may hold this function, and with it tensors.
-            ends.clear()
-            self._ends[:] = [each for each in self._ends if each[1] is not end]
-
         # First, so that an observer can be ended that an interrupt left half added.
-        self._ends.append((observer, end))
+        self._ends.append((observer, ends))
         for kind, told in (
             ("order", self.order),
             ("out of memory", self.out_of_memory),
@@ -176,13 +168,21 @@ class Observers:
         if "kernels" in observer.watches:
             ends.append(self._kernels_changed)
             self._kernels_changed()
-        return end
+        # No function that knows itself: such a circle would keep what its owner holds.
+        return functools.partial(self._end, ends)
+
+    def _end(self, ends: list[Callable[[], None]]) -> None:
+        for each in ends:
+            each()
+        # They hold the observer, which may hold the function that ends it, and with it tensors.
+        ends.clear()
+        self._ends[:] = [each for each in self._ends if each[1] is not ends]
 
     def end(self, *kinds: type[Observer]) -> list[Observer]:
         """Stop telling the observers of these classes, and return them. May be repeated."""
         found = [each for each in self._ends if isinstance(each[0], kinds)]
-        for _, end in found:
-            end()
+        for _, ends in found:
+            self._end(ends)
         return [observer for observer, _ in found]
 
     def tell(self, event: str, *values: Any) -> None:

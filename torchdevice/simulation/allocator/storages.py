@@ -7,6 +7,7 @@ memory that the program holds; they exclude what a kernel needs while it runs.
 
 from __future__ import annotations
 
+import _thread
 import functools
 import weakref
 from collections.abc import Callable
@@ -76,7 +77,8 @@ class StorageRef(weakref.ref):  # type: ignore[type-arg]
         view: The last view of ``tensor`` that a kernel got.
         viewer: The ``_cdata`` of the only tensor of the device that may get ``view`` again; 0 where
             every tensor with the view's address, dtype, shape and strides may.
-        watcher: Another reference, by which observers are told at once of the end of the storage.
+        watcher: Another reference, by which the end of a large storage, or of one with observers,
+            releases its memory at once.
     """
 
     __slots__ = ("address", "block", "on", "tensor", "view", "viewer", "watcher")
@@ -172,12 +174,13 @@ def _reference(
 ) -> Any:
     """Return the reference to a storage of a device that has the memory of a CPU tensor.
 
-    What Python calls at the end of the storage is a function in C: an interrupt would be lost in a
-    function in Python, and the block with it. Under observers a second reference calls a function
-    in Python besides. It was made before the first, so Python calls it after.
+    What Python calls at the end of the storage is a function in C: an interrupt in a function in
+    Python could lose the block. A large storage, and one under observers, has a second reference
+    that calls such a function besides. It was made before the first, so Python calls it after.
     """
-    # Made before the owner's reference: Python calls the callbacks of the youngest reference first.
-    watcher = weakref.ref(storage, lambda _: on.release_ended()) if on.observers else None
+    watcher = None
+    if memory.nbytes >= LARGE or on.observers:
+        watcher = weakref.ref(storage, functools.partial(_release, on))
     owner = kind(storage, on.ended.append)
     owner.block = None
     owner.on = on
@@ -186,6 +189,21 @@ def _reference(
     owner.viewer = 0
     owner.watcher = watcher
     return owner
+
+
+LARGE = 1 << 20
+"""From how many bytes on a storage's memory is released when the storage ends. That of a smaller
+one is released by the next kernel or the end of the scope, which saves the time of a call.
+"""
+
+
+def _release(on: Device, reference: object) -> None:
+    """Release the memory of the storages that have ended."""
+    try:
+        on.release_ended()
+    except KeyboardInterrupt:
+        # Python would print an error of this function, and go on. So the interrupt comes again.
+        _thread.interrupt_main()
 
 
 def _own(owner: StorageRef, address: int, block: memory_blocks.Block | None) -> None:
@@ -547,6 +565,9 @@ def _without_memory(
         on.freed.append(freed)
         for observer in on.observers:
             observer.freed(owner.address)
+    if memory.nbytes >= LARGE and owner.watcher is None:
+        # The reference to a smaller storage. A watcher must be older than the owner.
+        owner = _reference(storage, on, memory, type(owner))
     return owner, old
 
 

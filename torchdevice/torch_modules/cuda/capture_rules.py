@@ -8,6 +8,7 @@ others when the capture ends.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -87,7 +88,8 @@ class CaptureOrder(Observer):
 
     def __init__(self, context: Context, capture: Any, stream: Stream, mode: str):
         self._context = context
-        self._capture = capture
+        # The capture holds its order, and tensors, which a circle would keep for a collection.
+        self._capture = weakref.ref(capture)
         self._mode = mode
         self._first = stream
         self.clocks: dict[Stream, dict[Stream, int]] = {stream: {}}
@@ -114,14 +116,22 @@ class CaptureOrder(Observer):
             self._refuse(UNJOINED)
 
     def _refuse(self, kind: str) -> None:
-        self._capture.failed = True
+        capture = self._capture()
+        if capture is not None:  # else its graph is gone, and nothing can be replayed
+            capture.failed = True
         raise error(kind)
+
+    @property
+    def _is_of_this_thread(self) -> bool:
+        """Whether this thread captures."""
+        capture = self._context.thread.capture
+        return capture is not None and capture is self._capture()
 
     @property
     def is_unsafe_here(self) -> bool:
         """Whether calls of this thread are refused that might touch the captured work."""
-        own = self._context.thread.capture is self._capture
-        return self._mode == "global" or (own and self._mode != "relaxed")
+        is_strict = self._mode != "relaxed"
+        return self._mode == "global" or (self._is_of_this_thread and is_strict)
 
     def event_recorded(self, event: int, stream: Stream) -> None:
         if stream in self.clocks:
@@ -155,5 +165,5 @@ class CaptureOrder(Observer):
     stream_queried = stream_synchronized
 
     def device_synchronized(self, index: int) -> None:
-        if self.is_unsafe_here or self._context.thread.capture is self._capture:
+        if self.is_unsafe_here or self._is_of_this_thread:
             self._refuse(NOT_PERMITTED)
