@@ -132,19 +132,21 @@ def test_cpp_serves_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     def in_python(*call: object) -> bool:
         raise AssertionError("a kernel in Python drew")
 
-    with torchdevice.simulate(random="cuda", native="always"):
-        x, integers = (
-            torch.empty(9, device="cuda", dtype=dtype) for dtype in (torch.half, torch.int64)
-        )
-        monkeypatch.setattr(philox, "compiled", [in_python])
+    def drawn() -> None:
         torch.rand(3000, device="cuda")
         torch.randn(3000, device="cuda")
         torch.randint(5, (3000,), device="cuda")
         torch.rand(9, device="cuda", dtype=torch.float64)
+        x = torch.zeros(9, device="cuda", dtype=torch.half)
         x.uniform_()
         x.normal_()
-        integers.random_()
+        torch.zeros(9, device="cuda", dtype=torch.int64).random_()
         torch.zeros(9, device="cuda").bernoulli_(0.5)
+
+    with torchdevice.simulate(random="cuda", native="always"):
+        drawn()  # C++ learns of an operator by its first call
+        monkeypatch.setattr(philox, "compiled", [in_python])
+        drawn()
         with pytest.raises(AssertionError, match="in Python drew"):
             torch.zeros(9, device="cuda").exponential_()
 
