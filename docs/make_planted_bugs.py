@@ -12,7 +12,7 @@ PAGE = Path(__file__).with_name("tested.md")
 
 sys.path.insert(0, str(PAGE.parents[1] / "tests" / "support"))
 
-from corpus import CASES, FIRST_PART, SECOND_PART_END, SILENT_AT_FIRST, SILENT_ON_WRAP, Case  # noqa: E402
+from corpus import CASES, FIRST_PART, SECOND_PART_END, SILENT_AT_FIRST, Case  # noqa: E402
 from planted_bugs import BUGS, Planted  # noqa: E402
 
 BEGIN, END = "<!-- Made by docs/make_planted_bugs.py: begin -->\n", "<!-- end -->\n"
@@ -25,7 +25,7 @@ They are in `tests/support/corpus.py` with their sources.
 {later} of them, a second part, were written down, with the text that a real device gives, before any of them ran here.
 Of these, {at_first} were found when they first ran, and {now} are found now. Of the {mended} between, some are found
 since the simulation was mended, and some since the case was, because torch's own text is another.
-`SILENT_AT_FIRST` in that file says which. `engine="mode"` also finds {wrap}, whose text names no CUDA otherwise.
+`SILENT_AT_FIRST` in that file says which.
 
 | class | bugs | found | correct programs that fail |
 |---|---|---|---|
@@ -79,7 +79,6 @@ def rates() -> str:
         "later": len(second),
         "now": sum(found[case.name] for case in second),
         "mended": len(SILENT_AT_FIRST),
-        "wrap": ", ".join(f"`{name}`" for name in sorted(SILENT_ON_WRAP)),
     }
     part["at_first"] = part["now"] - part["mended"]
     return _CORPUS.format(

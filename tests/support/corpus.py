@@ -1134,15 +1134,12 @@ MENDED_IN_TORCH = {
 }
 """Cases that are no bugs from a release of torch on, which has kernels for MPS."""
 
-SILENT_ON_WRAP: set[str] = {"tokens_in_half_precision"}
-"""Cases that end with another text with ``engine="wrap"``, which sees no call that takes no device.
-"""
-
 SILENT_AT_FIRST: set[str] = {
     # Found since the simulation was mended.
     "distances_in_half_precision",
     "hermitian_factor",
     "sparse_solver",
+    "tokens_in_half_precision",
     "graph_in_half_precision",
     "model_quantized_for_the_host",
     "collective_of_16_bit_integers",

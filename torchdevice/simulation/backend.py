@@ -18,6 +18,7 @@ import torch
 import torch.multiprocessing.reductions
 
 from torchdevice.calls import interruptions
+from torchdevice.calls.error_texts import reword
 from torchdevice.calls.lacking import missing_operators, mps_guards
 from torchdevice.calls.lacking.missing_operators import composite, of_aten, overload_of, shadowed
 from torchdevice.errors import BackendTakenError, ScopeError
@@ -236,6 +237,9 @@ def _register_kernels() -> None:
     for name in _COMPOSED_IN_FLOAT64:
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
             _put(name, _holding_doubles(overload_of(name).decompose), key)
+    for name in _SHOWING_TENSORS:
+        for key in ("PrivateUse1", "AutogradPrivateUse1"):
+            _put(name, _in_programs_words(overload_of(name)), key)
     layouts.register_nested()
     layouts.register_quantized()
     non_functional = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
@@ -280,12 +284,13 @@ def _named() -> set[str]:
 
 
 _WHOLE = (
-    "abs convolution_backward empty_like kaiser_window kaiser_window.periodic kaiser_window.beta"
+    "abs convolution_backward embedding empty_like kaiser_window kaiser_window.periodic "
+    "kaiser_window.beta"
 )
 
 _RUN_WHOLE = frozenset(_WHOLE.split())
-"""Composite operators that take another path on the CPU than on an out-of-tree device, or that
-printing needs.
+"""Composite operators that take another path on the CPU than on an out-of-tree device, whose errors
+name a type of tensors, or that printing needs.
 """
 
 
@@ -303,6 +308,26 @@ _COMPOSED_IN_FLOAT64 = [
     *(f"linalg_pinv{overload}" for overload in ("", ".rcond_tensor", ".atol_rtol_float")),
 ]
 """Composite operators that make tolerances in float64, where torch's own for MPS have float32."""
+
+
+_SHOWING_TENSORS = ("istft", "tensor_split.tensor_indices_or_sections")
+"""Composite operators whose errors name the device or the type of an argument."""
+
+
+def _in_programs_words(op: Any) -> Any:
+    """Return torch's own composition of an operator, whose errors name the program's device."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        try:
+            # Not ``decompose``, which prefers a composition in Python with other errors.
+            return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        except RuntimeError as error:
+            context = thread_state.state.context
+            if context is not None:
+                reword(context, error)
+            raise
+
+    return kernel
 
 
 def _holding_doubles(composition: Any) -> Any:

@@ -14,7 +14,6 @@ from corpus import (
     SECOND_PART_END,
     SILENT,
     SILENT_AT_FIRST,
-    SILENT_ON_WRAP,
     Case,
 )
 
@@ -22,15 +21,14 @@ from torchdevice.simulation import inductor
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_bug_and_its_twin(case: Case, request: pytest.FixtureRequest) -> None:
+def test_a_bug_and_its_twin(case: Case) -> None:
     """Those that are known to be wrong stay in the lists until they are mended."""
     if case.kind == COMPILED and inductor._missing_compiler():
         pytest.skip("Inductor needs a C++ compiler")
     twin = case.run(True)
     assert (twin is not None) == (case.name in FALSE_ALARMS), twin
-    silent = SILENT | SILENT_ON_WRAP if request.config.getoption("--engine") == "wrap" else SILENT
     is_mended = case.name in MENDED_IN_TORCH and torch.__version__ >= MENDED_IN_TORCH[case.name]
-    assert case.caught() == (case.name not in silent and not is_mended), case.run(False)
+    assert case.caught() == (case.name not in SILENT and not is_mended), case.run(False)
 
 
 def test_each_case_names_its_source() -> None:

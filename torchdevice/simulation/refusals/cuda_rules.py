@@ -22,6 +22,7 @@ _HALVES = (torch.float16, torch.complex32)
 
 _LOW = (torch.float16, torch.bfloat16)
 
+_COMPLEX = frozenset({torch.complex64, torch.complex128})
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 _SUMMED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -329,6 +330,19 @@ def _too_long(self: torch.Tensor, *args: Any, dim: int = -1, **named: Any) -> An
     return "The dimension being sorted can not have more than INT_MAX elements."
 
 
+def _sorted(self: torch.Tensor, *args: Any, **named: Any) -> str:
+    if dtype_of(self) not in _COMPLEX:
+        return ""
+    return "Sort currently does not support complex dtypes on CUDA."
+
+
+def _largest(self: torch.Tensor, *args: Any, **named: Any) -> str:
+    dtype = dtype_of(self)
+    if dtype is not torch.bool and dtype not in _COMPLEX:
+        return ""
+    return f"\"topk_out_cuda\" not implemented for '{scalar_type(dtype)}'"
+
+
 RULES = by_operator(
     Rule(
         "convolution",
@@ -397,6 +411,14 @@ RULES = by_operator(
         "flash_attn/flash_api.cpp: mha_fwd",
     ),
     Rule("sort", _too_long, "cuda/Sort.cpp: sort_cuda_kernel"),
+    Rule("sort", _sorted, "cuda/Sort.cpp: sort_cuda_kernel", only=_COMPLEX),
+    Rule(
+        "topk",
+        _largest,
+        "cuda/TensorTopK.cu",
+        NotImplementedError,
+        only=_COMPLEX.union([torch.bool]),
+    ),
 )
 
 _SOLVER_OF_SPARSE_TENSORS = (

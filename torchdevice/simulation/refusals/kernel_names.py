@@ -131,12 +131,15 @@ def of_cuda(operator: str, kernel: str) -> str:
 _OF_HOST = re.compile(r"(?<=but got torch\.)(?=\w+Tensor\b)")
 """The place of the device in the name of a tensor's type, which the CPU's leaves out."""
 
+_TYPE_OF_HOST = re.compile(r"\bCPU(?=\w+Type\b)")
+"""The device in the name of a tensor's type that torch has no class for."""
+
 
 def named(operator: str, error: Exception) -> Exception:
     """Return a CPU dtype error with CUDA's names of kernel and type; other errors unchanged."""
     if not policy.stands_for_cuda():
         return error
-    text = _OF_HOST.sub("cuda.", str(error))
+    text = _TYPE_OF_HOST.sub("CUDA", _OF_HOST.sub("cuda.", str(error)))
     found = _NOT_IMPLEMENTED.match(text)
     if found is not None:
         text = text.replace(found[1], of_cuda(operator, found[1]), 1)
