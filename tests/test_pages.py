@@ -273,8 +273,9 @@ ELSEWHERE = {
     "pytest tests/": "this suite",
     "pytest --sweep": "this suite",
     "coverage": "another run of this suite",
-    "cosmic-ray": "takes hours",
-    "cr-": "takes hours",
+    "cosmic-ray": "tests/test_mutants.py does it on a small project",
+    "cr-": "the same",
+    "python .ci/mutants.py": "the same",
     "mkdocs": ".ci/check builds the site",
     "python -m benchmarks": "tests/test_benchmarks.py",
 }

@@ -1,0 +1,322 @@
+"""Try mutants that cosmic-ray has listed: ``mutants.py CONFIGURATION DATABASE [--seed N]``.
+
+An interpreter for each mutant would import torch and run all tests. Here pytest collects the tests
+of a source once. A forked process runs all of them, records which test runs which lines, and ends
+the whole if one fails. Each mutant is another fork: one function gets its changed code, and the
+tests of the changed line run, those of the first file first, until one fails. A mutant outside of
+functions takes an interpreter and a changed file, as ``cosmic-ray exec`` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import inspect
+import json
+import os
+import random
+import resource
+import select
+import shlex
+import signal
+import sys
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import CodeType, FunctionType
+
+import coverage
+import pytest
+from cosmic_ray.config import load_config
+from cosmic_ray.mutating import mutate_and_test, mutate_code
+from cosmic_ray.plugins import get_operator
+from cosmic_ray.work_db import WorkDB, use_db
+from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkItem, WorkResult
+
+SECONDS_OF_A_TEST = 60
+"""A test that takes longer hangs, which kills the mutant."""
+
+SECONDS = 600
+"""The same for all tests of a mutant: one may hang where no signal is handled."""
+
+MEMORY = 16 << 30
+"""Bytes of addresses that a mutant may take: it may allocate without end."""
+
+# Captured output would hide what is printed here. Tests that interrupt code use the trace function
+# of Python that coverage needs.
+FLAGS = ("-q", "-x", "-s", "-p", "no:cacheprovider", "-m", "not interrupts")
+
+Changed = tuple[CodeType, CodeType]
+"""The code of a function, and its mutant."""
+
+
+def kind(mutation: MutationSpec) -> str:
+    """Return the kind of a mutation: all replacements of a sort of operators are of one kind."""
+    return mutation.operator_name.partition("_")[0]
+
+
+def drawn(items: Iterable[WorkItem], seed: int) -> list[WorkItem]:
+    """Return one mutant of each kind at each place.
+
+    ``+`` becomes ``-``, because most sums are of texts and lists, which have no other operator.
+    """
+    places: dict[tuple, list[WorkItem]] = defaultdict(list)
+    for item in items:
+        (mutation,) = item.mutations
+        name = mutation.operator_name
+        if "BinaryOperator_Add_" not in name or name.endswith("_Sub"):
+            places[mutation.module_path, mutation.start_pos, kind(mutation)].append(item)
+    # By name, because cosmic-ray lists them in another order each time.
+    return [
+        random.Random(f"{seed} {place}").choice(sorted(each, key=_name))
+        for place, each in sorted(places.items())
+    ]
+
+
+def _name(item: WorkItem) -> tuple[str, int]:
+    (mutation,) = item.mutations
+    return mutation.operator_name, mutation.occurrence
+
+
+def changed(old: CodeType, new: CodeType) -> list[Changed] | None:
+    """Return the outermost functions that differ; None if the body of a module or class does."""
+    if _body(old) != _body(new):
+        return None
+    found: list[Changed] = []
+    for before, after in zip(_nested(old), _nested(new), strict=True):
+        if before == after:
+            continue
+        if before.co_flags & inspect.CO_OPTIMIZED:  # a function
+            found.append((before, after))
+            continue
+        inside = changed(before, after)
+        if inside is None:
+            return None
+        found += inside
+    return found
+
+
+def _body(code: CodeType) -> tuple:
+    constants = [repr(each) for each in code.co_consts if not isinstance(each, CodeType)]
+    return code.co_code, constants, code.co_names, code.co_varnames, len(_nested(code))
+
+
+def _nested(code: CodeType) -> list[CodeType]:
+    return [each for each in code.co_consts if isinstance(each, CodeType)]
+
+
+class Functions:
+    """The living functions of some files, by their code's place.
+
+    Args:
+        paths: The absolute paths of the files.
+    """
+
+    def __init__(self, paths: Iterable[str]):
+        self._found: dict[tuple, list[FunctionType]] = defaultdict(list)
+        known = set(paths)
+        for each in gc.get_objects():
+            # Not isinstance, which calls code of proxies.
+            if type(each) is FunctionType and each.__code__.co_filename in known:
+                self._found[self._place(each.__code__)].append(each)
+
+    def can_change(self, pair: Changed) -> bool:
+        """Return whether there are functions that can take the changed code."""
+        before, after = pair
+        return self._place(before) in self._found and before.co_freevars == after.co_freevars
+
+    def change(self, pair: Changed) -> None:
+        """Give the functions their changed code."""
+        before, after = pair
+        for each in self._found[self._place(before)]:
+            each.__code__ = after
+
+    @staticmethod
+    def _place(code: CodeType) -> tuple:
+        return code.co_filename, code.co_name, code.co_firstlineno
+
+
+def forked(call: Callable[[], str]) -> str | None:
+    """Return what a call returns in a forked process; None if it hangs or does not return."""
+    reading, writing = os.pipe()
+    number = os.fork()
+    if number == 0:
+        try:
+            os.setsid()
+            for output in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+            with open(writing, "w") as file:
+                file.write(call())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    text = b""
+    end = time.monotonic() + SECONDS
+    with open(reading, "rb", buffering=0) as pipe:
+        while select.select([pipe], [], [], max(0, end - time.monotonic()))[0]:
+            part = pipe.read(1 << 16)
+            if not part:
+                break
+            text += part
+    # The group, because processes that a test has started may live on.
+    os.killpg(number, signal.SIGKILL)
+    os.waitpid(number, 0)
+    return text.decode() or None
+
+
+class Mutants:
+    """A pytest plugin that tries mutants in place of a run of the collected tests.
+
+    Args:
+        database: The path of the file that takes the results.
+        items: The mutants of some sources.
+        files: The files of their tests.
+    """
+
+    def __init__(self, database: str, items: Sequence[WorkItem], files: Sequence[str]):
+        self.database, self.items, self.files = database, items, files
+        self.failed = ""
+        self.tests: list[pytest.Item] = []
+        self.lines: dict[str, dict[str, list[str]]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the name of a test that fails."""
+        if report.failed:
+            self.failed = report.nodeid
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Record a run of all tests, and try each mutant with its own."""
+        paths = sorted({str(item.mutations[0].module_path) for item in self.items})
+        recorded = forked(lambda: self.record(session.items, paths))
+        if recorded is None:
+            raise SystemExit("The run without a mutant did not end.")
+        seconds, self.lines, failed = json.loads(recorded)
+        self.tests = sorted(
+            session.items, key=lambda test: (self.files.index(_file(test)), seconds[test.nodeid])
+        )
+        functions = Functions(map(os.path.abspath, paths))
+        gc.freeze()
+        # Once more in the order in which mutants run them.
+        failed = failed or forked(lambda: self.attempt(self.tests, functions, []))
+        if failed != "none":
+            raise SystemExit(f"Without a mutant, this fails: {failed}")
+        print(f"{len(seconds)} tests pass, in {sum(seconds.values()):.0f} s", flush=True)
+        with use_db(self.database, WorkDB.Mode.open) as database:
+            for item in self.items:
+                result = self.judge(item, functions)
+                database.set_result(item.job_id, result)
+                print(_line(item, result), flush=True)
+        return True
+
+    def record(self, tests: Sequence[pytest.Item], paths: Sequence[str]) -> str:
+        """Return as JSON the tests' seconds, the tests of each line, and the last that failed."""
+        measured = coverage.Coverage(data_file=None, config_file=False, include=paths)
+        seconds = {}
+        measured.start()
+        for test, following in _pairs(tests):
+            measured.switch_context(test.nodeid)
+            began = time.perf_counter()
+            test.ihook.pytest_runtest_protocol(item=test, nextitem=following)
+            seconds[test.nodeid] = time.perf_counter() - began
+        measured.stop()
+        data = measured.get_data()
+        lines = {path: data.contexts_by_lineno(os.path.abspath(path)) for path in paths}
+        return json.dumps([seconds, lines, self.failed])
+
+    def judge(self, item: WorkItem, functions: Functions) -> WorkResult:
+        """Return how a mutant fares."""
+        (mutation,) = item.mutations
+        source = mutation.module_path.read_text()
+        operator = get_operator(mutation.operator_name)(**mutation.operator_args)
+        mutant = mutate_code(source, operator, mutation.occurrence)
+        try:
+            pairs = changed(_compiled(source, mutation), _compiled(mutant, mutation))
+        except SyntaxError:
+            return WorkResult(WorkerOutcome.SKIPPED, "no Python")
+        if pairs is None or not all(map(functions.can_change, pairs)):
+            command = [sys.executable, "-m", "pytest", *FLAGS, *self.files]
+            return mutate_and_test(item.mutations, shlex.join(command), SECONDS)
+        tests = self.choose(mutation)
+        failed = forked(lambda: self.attempt(tests, functions, pairs))
+        outcome = TestOutcome.SURVIVED if failed == "none" else TestOutcome.KILLED
+        output = f"{len(tests)} tests; failed: {failed or 'it hung, or ended the process'}"
+        return WorkResult(WorkerOutcome.NORMAL, output, outcome)
+
+    def choose(self, mutation: MutationSpec) -> list[pytest.Item]:
+        """Return the tests that run a mutation's line, or the nearest line above that any runs."""
+        lines = self.lines[str(mutation.module_path)]
+        line = mutation.start_pos[0]
+        # Python counts some lines of long calls to the lines where the calls begin.
+        while line > 0 and str(line) not in lines:
+            line -= 1
+        names = set(lines.get(str(line), ()))
+        return [test for test in self.tests if test.nodeid in names]
+
+    def attempt(
+        self, tests: Sequence[pytest.Item], functions: Functions, pairs: Iterable[Changed]
+    ) -> str:
+        """Change functions, and return the name of the first test that fails, or "none"."""
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        for pair in pairs:
+            functions.change(pair)
+        for test, following in _pairs(tests):
+            test.ihook.pytest_runtest_protocol(item=test, nextitem=following)
+            if self.failed:
+                return self.failed
+        return "none"
+
+
+def _compiled(source: str, mutation: MutationSpec) -> CodeType:
+    with warnings.catch_warnings(action="ignore"):
+        return compile(source, os.path.abspath(mutation.module_path), "exec")
+
+
+def _file(test: pytest.Item) -> str:
+    return test.nodeid.partition("::")[0]
+
+
+def _pairs(tests: Sequence[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:
+    return zip(tests, [*tests[1:], None], strict=True)
+
+
+def _line(item: WorkItem, result: WorkResult) -> str:
+    (mutation,) = item.mutations
+    output = (result.output or "").strip().rpartition("\n")[2]
+    place = f"{mutation.module_path}:{mutation.start_pos[0]}"
+    return f"{place} {mutation.operator_name} {result.test_outcome}: {output}"
+
+
+def pending(path: str, seed: int) -> list[WorkItem]:
+    """Return the drawn mutants that have no result yet, and note the others as skipped."""
+    with use_db(path, WorkDB.Mode.open) as database:
+        kept = drawn(database.work_items, seed)
+        wanted = {item.job_id for item in kept}
+        without = {item.job_id for item in database.pending_work_items}
+        skipped = WorkResult(WorkerOutcome.SKIPPED, "not drawn")
+        database.set_multiple_results(without - wanted, skipped)
+    return [item for item in kept if item.job_id in without]
+
+
+def main() -> None:
+    """Try the drawn mutants that have no result yet, one set of tests after the other."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("configuration")
+    parser.add_argument("database")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    items = pending(given.database, given.seed)
+    failed = False
+    for source, files in load_config(given.configuration)["tests"].items():
+        some = [item for item in items if str(item.mutations[0].module_path).startswith(source)]
+        # A process of its own, because pytest runs once in one.
+        if some and os.fork() == 0:
+            arguments = [*FLAGS, f"--timeout={SECONDS_OF_A_TEST}", *files]
+            os._exit(pytest.main(arguments, [Mutants(given.database, some, files)]))
+        failed = failed or (bool(some) and os.wait()[1] != 0)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
