@@ -15,6 +15,7 @@ import inspect
 import json
 import os
 import random
+import re
 import resource
 import select
 import shlex
@@ -45,7 +46,10 @@ MEMORY = 16 << 30
 
 # Captured output would hide what is printed here. Tests that interrupt code use the trace function
 # of Python that coverage needs.
-FLAGS = ("-q", "-x", "-s", "-p", "no:cacheprovider", "-m", "not interrupts")
+FLAGS = ("--tb=native", "-q", "-x", "-s", "-p", "no:cacheprovider", "-m", "not interrupts")
+
+LEFT_OUT = re.compile(r"_Add_(?!Sub)|_Is_Eq$|_Eq_Is$|_IsNot_NotEq$|_NotEq_IsNot$")
+"""Texts and lists have no operators like `+`; identity and equality are one for most objects."""
 
 Changed = tuple[CodeType, CodeType]
 """The code of a function, and its mutant."""
@@ -57,15 +61,11 @@ def kind(mutation: MutationSpec) -> str:
 
 
 def drawn(items: Iterable[WorkItem], seed: int) -> list[WorkItem]:
-    """Return one mutant of each kind at each place.
-
-    ``+`` becomes ``-``, because most sums are of texts and lists, which have no other operator.
-    """
+    """Return one mutant of each kind at each place, but none of :data:`LEFT_OUT`."""
     places: dict[tuple, list[WorkItem]] = defaultdict(list)
     for item in items:
         (mutation,) = item.mutations
-        name = mutation.operator_name
-        if "BinaryOperator_Add_" not in name or name.endswith("_Sub"):
+        if not LEFT_OUT.search(mutation.operator_name):
             places[mutation.module_path, mutation.start_pos, kind(mutation)].append(item)
     # By name, because cosmic-ray lists them in another order each time.
     return [
@@ -306,10 +306,14 @@ def main() -> None:
     parser.add_argument("database")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    items = pending(given.database, given.seed)
+    tests = load_config(given.configuration)["tests"]
+    mutants: dict[str, list[WorkItem]] = {source: [] for source in tests}
+    for item in pending(given.database, given.seed):
+        path = str(item.mutations[0].module_path)
+        mutants[next(source for source in tests if path.startswith(source))].append(item)
     failed = False
-    for source, files in load_config(given.configuration)["tests"].items():
-        some = [item for item in items if str(item.mutations[0].module_path).startswith(source)]
+    for source, some in mutants.items():
+        files = tests[source]
         # A process of its own, because pytest runs once in one.
         if some and os.fork() == 0:
             arguments = [*FLAGS, f"--timeout={SECONDS_OF_A_TEST}", *files]
