@@ -17,9 +17,11 @@ from logs import logged
 from torchdevice.errors import TorchVersionError
 from torchdevice.kernel import patching
 from torchdevice.kernel.patching import (
+    Added,
     Callback,
     Guarded,
     Installation,
+    OwnModule,
     Replaced,
     ReplacedItem,
     Together,
@@ -104,6 +106,21 @@ class TestReplaced:
         patch.remove()
         assert "name" not in vars(Below) and Below.name == "inherited"
 
+    def test_what_was_made_of_an_inherited_attribute_is_used_again(self) -> None:
+        class Above:
+            name = "inherited"
+
+        class Below(Above):
+            pass
+
+        patch = Replaced(Below, "name", lambda original: [original])
+        patch.install()
+        first = Below.name
+        patch.remove()
+        patch.install()
+        assert Below.name is first
+        patch.remove()
+
     def test_an_attribute_that_may_be_absent_is_absent_again(self, owner: Any) -> None:
         patch = Replaced(owner, "new", doubled, may_be_absent=True)
         patch.install()
@@ -184,6 +201,49 @@ class TestReplacedItem:
         table["name"] = "somebody's"
         patch.remove()
         assert table == {"name": "somebody's"}
+
+
+class TestAdded:
+    @pytest.mark.parametrize(
+        ("before", "entries"), [({"torch's": 1}, {"ours": 2}), ({"torch's"}, {"ours"})]
+    )
+    def test_entries_are_there_from_installation_to_removal(
+        self, before: Any, entries: Any
+    ) -> None:
+        container = before.copy()
+        patch = Added(container, entries)
+        assert container == before
+        patch.install()
+        assert container == before | entries
+        for _ in range(2):  # somebody may have removed them meanwhile
+            patch.remove()
+            assert container == before
+
+
+def test_the_module_of_a_class_is_hidden_from_its_instances() -> None:
+    class Hidden:
+        __module__ = OwnModule("a_module")
+
+    class Below(Hidden):
+        pass
+
+    assert Hidden.__module__ == "a_module"
+    assert super(Below, Below).__module__ == "a_module"
+    with pytest.raises(AttributeError, match=r"^__module__$"):
+        _ = Hidden().__module__
+
+
+def test_a_function_for_every_thread_looks_like_the_original() -> None:
+    def original(first: int, *, second: int = 2) -> int:
+        """Torch's documentation."""
+        return first + second
+
+    made = patching.in_every_thread(lambda called, *args, **kwargs: (called, args, kwargs))(
+        original
+    )
+    assert made(1, second=3) == (original, (1,), {"second": 3})
+    assert made.__name__ == "original" and made.__doc__ == original.__doc__
+    assert inspect.signature(made) == inspect.signature(original)
 
 
 class TestReplacedInImporters:
