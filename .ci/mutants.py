@@ -60,18 +60,27 @@ def kind(mutation: MutationSpec) -> str:
     return mutation.operator_name.partition("_")[0]
 
 
-def drawn(items: Iterable[WorkItem], seed: int) -> list[WorkItem]:
-    """Return one mutant of each kind at each place, but none of :data:`LEFT_OUT`."""
+def drawn(items: Iterable[WorkItem], seed: int, share: int) -> list[WorkItem]:
+    """Return one mutant of each kind at each place, but none of :data:`LEFT_OUT`.
+
+    Args:
+        items: All mutants.
+        seed: Draws them.
+        share: One place of so many is drawn, too.
+    """
     places: dict[tuple, list[WorkItem]] = defaultdict(list)
     for item in items:
         (mutation,) = item.mutations
         if not LEFT_OUT.search(mutation.operator_name):
             places[mutation.module_path, mutation.start_pos, kind(mutation)].append(item)
-    # By name, because cosmic-ray lists them in another order each time.
-    return [
-        random.Random(f"{seed} {place}").choice(sorted(each, key=_name))
-        for place, each in sorted(places.items())
-    ]
+    found = []
+    for place, each in sorted(places.items()):
+        draw = random.Random(f"{seed} {place}")
+        # By name, because cosmic-ray lists them in another order each time.
+        one = draw.choice(sorted(each, key=_name))
+        if draw.random() * share < 1:
+            found.append(one)
+    return found
 
 
 def _name(item: WorkItem) -> tuple[str, int]:
@@ -288,15 +297,15 @@ def _line(item: WorkItem, result: WorkResult) -> str:
     return f"{place} {mutation.operator_name} {result.test_outcome}: {output}"
 
 
-def pending(path: str, seed: int) -> list[WorkItem]:
+def pending(path: str, seed: int, share: int) -> list[WorkItem]:
     """Return the drawn mutants that have no result yet, and note the others as skipped."""
     with use_db(path, WorkDB.Mode.open) as database:
-        kept = drawn(database.work_items, seed)
-        wanted = {item.job_id for item in kept}
-        without = {item.job_id for item in database.pending_work_items}
-        skipped = WorkResult(WorkerOutcome.SKIPPED, "not drawn")
-        database.set_multiple_results(without - wanted, skipped)
-    return [item for item in kept if item.job_id in without]
+        items, without = database.work_items, {item.job_id for item in database.pending_work_items}
+        # Those of the other places remain for a run of a larger share.
+        skipped = without - {item.job_id for item in drawn(items, seed, 1)}
+        result = WorkResult(WorkerOutcome.SKIPPED, "not drawn")
+        database.set_multiple_results(skipped, result)
+    return [item for item in drawn(items, seed, share) if item.job_id in without]
 
 
 def main() -> None:
@@ -305,10 +314,11 @@ def main() -> None:
     parser.add_argument("configuration")
     parser.add_argument("database")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--share", type=int, default=1, help="try one place of so many")
     given = parser.parse_args()
     tests = load_config(given.configuration)["tests"]
     mutants: dict[str, list[WorkItem]] = {source: [] for source in tests}
-    for item in pending(given.database, given.seed):
+    for item in pending(given.database, given.seed, given.share):
         path = str(item.mutations[0].module_path)
         mutants[next(source for source in tests if path.startswith(source))].append(item)
     failed = False
