@@ -246,6 +246,27 @@ def test_a_function_for_every_thread_looks_like_the_original() -> None:
     assert inspect.signature(made) == inspect.signature(original)
 
 
+class TestReplacedFunction:
+    @pytest.mark.parametrize(
+        ("made", "name"),
+        [
+            (types.ModuleType("a_module"), "module 'a_module'"),
+            (type("Above", (), {}), "type object 'Above'"),
+        ],
+    )
+    def test_one_that_torch_lacks_is_absent_outside_of_contexts(self, made: Any, name: str) -> None:
+        patch = patching.replaced_function(made, "new", doubled, may_be_absent=True)
+        patch.install()
+        with pytest.raises(AttributeError, match=f"^{name} has no attribute 'new'$"):
+            made.new()
+        patch.remove()
+        assert not hasattr(made, "new")
+
+    def test_by_default_torch_must_have_it(self, owner: Any) -> None:
+        with pytest.raises(TorchVersionError, match=r"a_module_of_torch\.new"):
+            patching.replaced_function(owner, "new", doubled)
+
+
 class TestReplacedInImporters:
     @pytest.fixture
     def modules(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., types.ModuleType]]:
