@@ -67,3 +67,58 @@ def test_a_pinned_tensor_is_pinned_already(target: str) -> None:
         pinned = torch.ones(2).pin_memory()
         assert pinned.pin_memory() is pinned
         assert torch.ones(2).pin_memory() is not pinned
+
+
+def test_a_pinned_tensor_is_the_hosts() -> None:
+    with torchdevice.portable("cpu"):
+        pinned = torch.ones(2).pin_memory()
+        assert pinned.cpu() is pinned and pinned.to("cpu") is pinned
+        moved = pinned.to("cuda")
+        moved.add_(1)
+        assert pinned.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("target", "identity", "name"),
+    [
+        ("simulated:cuda", "target", "simulated"),
+        ("simulated:mps", "target", "mps"),
+        ("simulated:mps", "program", "cuda"),
+    ],
+)
+def test_a_tensor_of_the_device_cannot_be_pinned(target: str, identity: Any, name: str) -> None:
+    with torchdevice.portable(target, identity=identity):
+        x = torch.ones(2, device="cuda")
+        with pytest.raises(
+            RuntimeError, match=f"^cannot pin 'torch.{name}.FloatTensor' only dense"
+        ):
+            x.pin_memory()
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+@pytest.mark.parametrize("as_keyword", [False, True])
+def test_a_recorded_stream_does_nothing_unless_order_is_observed(
+    engine: Any, as_keyword: bool
+) -> None:
+    def reported(target: str) -> list[Any]:
+        with torchdevice.portable(target, engine=engine) as scope:
+            x, stream = torch.ones(2, device="cuda"), torch.cuda.Stream()
+            _ = x.record_stream(s=stream) if as_keyword else x.record_stream(stream)
+        return [
+            entry.fidelity
+            for entry in scope.journal.entries
+            if entry.requested == "Tensor.record_stream"
+        ]
+
+    assert reported("cpu") == [torchdevice.Fidelity.INERT]
+    assert reported("simulated:cuda") == []
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_a_module_moves_where_the_program_sees_its_own_device(engine: Any) -> None:
+    with torchdevice.portable("simulated:mps", identity="program", engine=engine):
+        module = torch.nn.Linear(2, 2).to("cuda")
+        assert module.weight.is_cuda and module(torch.ones(2, device="cuda")).is_cuda
+        # The program's own call gets the program's device.
+        device = torch._C._nn._parse_to("cuda")[0]
+        assert device == torch.device("cuda", 0) or device == torch.device("cuda")
