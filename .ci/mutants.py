@@ -4,7 +4,8 @@ An interpreter for each mutant would import torch and run all tests. Here pytest
 of a source once. A forked process runs all of them, records which test runs which lines, and ends
 the whole if one fails. Each mutant is another fork: one function gets its changed code, and the
 tests of the changed line run, those of the first file first, until one fails. A mutant outside of
-functions takes an interpreter and a changed file, as ``cosmic-ray exec`` does.
+functions, or of a line that no test runs, takes an interpreter and a changed file, as
+``cosmic-ray exec`` does.
 """
 
 from __future__ import annotations
@@ -136,10 +137,13 @@ class Functions:
         return self._place(before) in self._found and before.co_freevars == after.co_freevars
 
     def change(self, pair: Changed) -> None:
-        """Give the functions their changed code."""
+        """Give the functions, and the functions that they have made, their changed code."""
         before, after = pair
-        for each in self._found[self._place(before)]:
-            each.__code__ = after
+        if self.can_change(pair):
+            for each in self._found[self._place(before)]:
+                each.__code__ = after
+        for inner in zip(_nested(before), _nested(after), strict=False):
+            self.change(inner)
 
     @staticmethod
     def _place(code: CodeType) -> tuple:
@@ -244,23 +248,20 @@ class Mutants:
             pairs = changed(_compiled(source, mutation), _compiled(mutant, mutation))
         except SyntaxError:
             return WorkResult(WorkerOutcome.SKIPPED, "no Python")
-        if pairs is None or not all(map(functions.can_change, pairs)):
+        tests = self.choose(mutation)
+        # A line that no test runs may have run when the module was imported.
+        if pairs is None or not tests or not all(map(functions.can_change, pairs)):
             command = [sys.executable, "-m", "pytest", *FLAGS, *self.files]
             return mutate_and_test(item.mutations, shlex.join(command), SECONDS)
-        tests = self.choose(mutation)
         failed = forked(lambda: self.attempt(tests, functions, pairs))
         outcome = TestOutcome.SURVIVED if failed == "none" else TestOutcome.KILLED
         output = f"{len(tests)} tests; failed: {failed or 'it hung, or ended the process'}"
         return WorkResult(WorkerOutcome.NORMAL, output, outcome)
 
     def choose(self, mutation: MutationSpec) -> list[pytest.Item]:
-        """Return the tests that run a mutation's line, or the nearest line above that any runs."""
-        lines = self.lines[str(mutation.module_path)]
-        line = mutation.start_pos[0]
-        # Python counts some lines of long calls to the lines where the calls begin.
-        while line > 0 and str(line) not in lines:
-            line -= 1
-        names = set(lines.get(str(line), ()))
+        """Return the tests that run a mutation's line."""
+        line = str(mutation.start_pos[0])
+        names = set(self.lines[str(mutation.module_path)].get(line, ()))
         return [test for test in self.tests if test.nodeid in names]
 
     def attempt(

@@ -30,6 +30,18 @@ def clipped(number):
     return number
 
 
+def adding(half):
+    step = half + half
+
+    def add(number):
+        return number + step
+
+    return add
+
+
+add_two = adding(1)
+
+
 class Counter:
     step = 2
 
@@ -49,12 +61,16 @@ class Counter:
 
 TESTS = """
 import pytest
-from small import Counter, clipped
+from small import Counter, add_two, clipped
 
 
 @pytest.mark.parametrize(("given", "wanted"), [(1, 1), (3, 3), (7, 3)])
 def test_clipped(given, wanted):
     assert clipped(given) == wanted
+
+
+def test_add_two():
+    assert add_two(1) == 3
 
 
 def test_total():

@@ -122,3 +122,11 @@ def test_a_module_moves_where_the_program_sees_its_own_device(engine: Any) -> No
         # The program's own call gets the program's device.
         device = torch._C._nn._parse_to("cuda")[0]
         assert device == torch.device("cuda", 0) or device == torch.device("cuda")
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_device_by_keyword_may_follow_positions_that_are_left_out(engine: Any) -> None:
+    with torchdevice.portable("simulated:cuda", engine=engine):
+        nested = torch._nested_tensor_from_tensor_list([torch.ones(2)], device="cuda")
+        assert nested.device == torch.ones(1, device="cuda").device

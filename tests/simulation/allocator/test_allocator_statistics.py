@@ -1,0 +1,76 @@
+"""`torch.cuda.memory_stats` against a count of the blocks that `memory_snapshot` shows."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+import torchdevice
+
+pytestmark = pytest.mark.one_engine
+
+NAMES = [
+    "allocation",
+    "allocated_bytes",
+    "active",
+    "active_bytes",
+    "requested_bytes",
+    "inactive_split",
+    "inactive_split_bytes",
+    "segment",
+    "reserved_bytes",
+]
+POOLS = ["all", "small_pool", "large_pool"]
+
+
+def counted() -> Counter[str]:
+    """Return the current statistics, from the snapshot alone."""
+    found: Counter[str] = Counter()
+    for segment in torch.cuda.memory_snapshot():
+        values = Counter(segment=1, reserved_bytes=segment["total_size"])
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                values.update(allocation=1, allocated_bytes=block["size"])
+                values.update(active=1, active_bytes=block["size"])
+                values.update(requested_bytes=block["requested_size"])
+            elif len(segment["blocks"]) > 1:
+                values.update(inactive_split=1, inactive_split_bytes=block["size"])
+        for name, value in values.items():
+            found[f"{name}.all"] += value
+            found[f"{name}.{segment['segment_type']}_pool"] += value
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_current_peaks_and_sums_of_changes(seed: int) -> None:
+    draw = random.Random(seed)
+    sizes = [1, 500, 513, 70_000, 1 << 20, (1 << 20) + 1, 3 << 20, 11 << 20, 30 << 20]
+    with torchdevice.simulate():
+        held: list[torch.Tensor] = []
+        before = counted()
+        peaks, ups, downs = Counter(before), Counter(before), Counter[str]()
+        for step in range(120):
+            if held and draw.random() < 0.45:
+                held.pop(draw.randrange(len(held)))
+            else:
+                size = draw.choice(sizes)
+                held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+            if step == 60:
+                torch.cuda.reset_peak_memory_stats()
+                torch.cuda.reset_accumulated_memory_stats()
+                peaks, ups, downs = counted(), Counter(), Counter()
+                before = counted()
+                continue
+            stats, now = torch.cuda.memory_stats(), counted()
+            for key in (f"{name}.{pool}" for name in NAMES for pool in POOLS):
+                peaks[key] = max(peaks[key], now[key])
+                ups[key] += max(now[key] - before[key], 0)
+                downs[key] += max(before[key] - now[key], 0)
+                shown = [
+                    stats[f"{key}.{what}"] for what in ("current", "peak", "allocated", "freed")
+                ]
+                assert shown == [now[key], peaks[key], ups[key], downs[key]], (step, key)
+            before = now
