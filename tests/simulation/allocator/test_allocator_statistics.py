@@ -44,11 +44,13 @@ def counted() -> Counter[str]:
     return found
 
 
+@pytest.mark.parametrize("is_expandable", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_current_peaks_and_sums_of_changes(seed: int) -> None:
+def test_current_peaks_and_sums_of_changes(seed: int, is_expandable: bool) -> None:
     draw = random.Random(seed)
     sizes = [1, 500, 513, 70_000, 1 << 20, (1 << 20) + 1, 3 << 20, 11 << 20, 30 << 20]
     with torchdevice.simulate():
+        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{is_expandable}")
         held: list[torch.Tensor] = []
         before = counted()
         peaks, ups, downs = Counter(before), Counter(before), Counter[str]()
@@ -65,7 +67,12 @@ def test_current_peaks_and_sums_of_changes(seed: int) -> None:
                 before = counted()
                 continue
             stats, now = torch.cuda.memory_stats(), counted()
-            for key in (f"{name}.{pool}" for name in NAMES for pool in POOLS):
+            if step < 60 and not is_expandable:
+                assert stats["num_device_alloc"] == now["segment.all"]
+            # CUDA counts neither expandable segments nor their free parts.
+            left_out = ("segment", "inactive") if is_expandable else ()
+            names = [name for name in NAMES if not name.startswith(left_out)]
+            for key in (f"{name}.{pool}" for name in names for pool in POOLS):
                 peaks[key] = max(peaks[key], now[key])
                 ups[key] += max(now[key] - before[key], 0)
                 downs[key] += max(before[key] - now[key], 0)
@@ -74,3 +81,20 @@ def test_current_peaks_and_sums_of_changes(seed: int) -> None:
                 ]
                 assert shown == [now[key], peaks[key], ups[key], downs[key]], (step, key)
             before = now
+
+
+def test_blocks_above_the_limit_of_splits_are_counted() -> None:
+    with torchdevice.simulate():
+        torch._C._accelerator_setAllocatorSettings("max_split_size_mb:20")
+        small = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+        counts = [torch.cuda.memory_stats()]
+        large = torch.empty(21 << 20, dtype=torch.uint8, device="cuda")
+        counts.append(torch.cuda.memory_stats())
+        del large
+        counts.append(torch.cuda.memory_stats())
+        torch.cuda.empty_cache()
+        counts.append(torch.cuda.memory_stats())
+        assert small.numel() == 1 << 20
+    assert [each["oversize_allocations.current"] for each in counts] == [0, 1, 0, 0]
+    assert [each["oversize_segments.current"] for each in counts] == [0, 1, 1, 0]
+    assert [each["oversize_segments.freed"] for each in counts] == [0, 0, 0, 1]
