@@ -98,3 +98,17 @@ def test_blocks_above_the_limit_of_splits_are_counted() -> None:
     assert [each["oversize_allocations.current"] for each in counts] == [0, 1, 0, 0]
     assert [each["oversize_segments.current"] for each in counts] == [0, 1, 1, 0]
     assert [each["oversize_segments.freed"] for each in counts] == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("first", "second"), [(500, 1), (1, 500), (7, 7), (500, 513)])
+def test_a_block_that_is_used_again_counts_what_was_requested_last(first: int, second: int) -> None:
+    """A dropped block serves the next request at once, where nothing has read the statistics."""
+    with torchdevice.simulate():
+        dropped = torch.empty(first, dtype=torch.uint8, device="cuda")
+        del dropped
+        kept = torch.empty(second, dtype=torch.uint8, device="cuda")
+        stats = torch.cuda.memory_stats()
+        assert stats["requested_bytes.all.current"] == kept.nbytes
+        assert stats["requested_bytes.all.allocated"] == first + second
+        assert stats["requested_bytes.all.peak"] == max(first, second)
+        assert stats["allocation.all.allocated"] == 2 and stats["allocation.all.peak"] == 1
