@@ -112,3 +112,14 @@ def test_a_block_that_is_used_again_counts_what_was_requested_last(first: int, s
         assert stats["requested_bytes.all.allocated"] == first + second
         assert stats["requested_bytes.all.peak"] == max(first, second)
         assert stats["allocation.all.allocated"] == 2 and stats["allocation.all.peak"] == 1
+
+
+def test_a_new_device_has_counted_nothing() -> None:
+    with torchdevice.simulate():
+        stats = torch.cuda.memory_stats()
+        assert {key: value for key, value in stats.items() if value and "." in key} == {}
+        torch.empty(3, device="cuda")
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        peaks = {key: value for key, value in torch.cuda.memory_stats().items() if "peak" in key}
+        assert peaks and not any(peaks.values())
