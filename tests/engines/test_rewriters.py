@@ -130,3 +130,13 @@ def test_a_device_by_keyword_may_follow_positions_that_are_left_out(engine: Any)
     with torchdevice.portable("simulated:cuda", engine=engine):
         nested = torch._nested_tensor_from_tensor_list([torch.ones(2)], device="cuda")
         assert nested.device == torch.ones(1, device="cuda").device
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_a_tensor_is_of_one_accelerator_or_of_none(engine: Any) -> None:
+    def kinds(x: torch.Tensor) -> list[bool]:
+        return [x.is_cpu, x.is_cuda, x.is_mps, x.is_xpu]
+
+    with torchdevice.portable("simulated:mps", identity="program", engine=engine):
+        assert kinds(torch.ones(1)) == [True, False, False, False]
+        assert kinds(torch.ones(1, device="cuda")) == [False, True, False, False]
