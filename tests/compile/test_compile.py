@@ -99,6 +99,11 @@ def attention(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.scaled_dot_product_attention(q, q, q).view(3)
 
 
+def methods_in_python(x: torch.Tensor) -> torch.Tensor:
+    parts = x.unflatten(0, (3, 1)).split(1)
+    return sum(((2 - part) // 1 + part.norm()).flatten() for part in parts)  # type: ignore[return-value]
+
+
 def synchronizing(x: torch.Tensor) -> torch.Tensor:
     torch.cuda.synchronize()
     return x + 1
@@ -132,6 +137,7 @@ PLAIN: list[Callable[[torch.Tensor], torch.Tensor]] = [
     autocast,
     like,
     attention,
+    methods_in_python,
 ]
 STREAMS: list[Callable[[torch.Tensor], torch.Tensor]] = []
 if STREAMS_IN_GRAPHS:
