@@ -397,6 +397,17 @@ class TestRotary:
         with pytest.raises(torchdevice.errors.NotSupportedError, match="scale_base"):
             RotaryEmbedding(4, scale_base=512)
 
+    def test_a_module_that_was_used_in_inference_mode_trains(self, scope: Any) -> None:
+        from flash_attn.layers.rotary import RotaryEmbedding
+
+        module, given = RotaryEmbedding(4), drawn(1, 5, 3, 2, 6)
+        with torch.inference_mode():
+            expected = module(given.clone())
+        found = module(given.clone())
+        torch.testing.assert_close(found, expected)
+        (gradient,) = torch.autograd.grad(found.square().sum(), given)
+        torch.testing.assert_close(gradient, 2 * given.detach())  # rotations keep lengths
+
 
 class TestNormalization:
     """``flash_attn.ops``: each against the formula."""

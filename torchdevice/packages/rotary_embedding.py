@@ -264,19 +264,21 @@ class RotaryEmbedding(nn.Module):
         """Return cosines and sines for that many positions, in a tensor's dtype and device."""
         tables = self._tables
         known = tables is not None and len(tables[0]) >= positions
-        # Tables made in inference mode cannot be saved for a backward pass.
         fits = known and tables[0].device == like.device and tables[0].dtype == like.dtype  # type: ignore[index]
-        if not fits or (self.training and tables[0].is_inference()):  # type: ignore[index]
-            dtype = torch.float32 if self.pos_idx_in_fp32 else self.inv_freq.dtype
-            if self.pos_idx_in_fp32:
-                frequencies = self._frequencies(like.device)
-            else:
-                frequencies = self.inv_freq.to(like.device)
-            angles = torch.outer(
-                torch.arange(positions, device=like.device, dtype=dtype), frequencies
-            )
-            self._tables = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+        if not fits:
+            # Tables made in inference mode could not be saved for a backward pass.
+            with torch.inference_mode(False):
+                self._tables = self._made(positions, like)
         return self._tables  # type: ignore[return-value]
+
+    def _made(self, positions: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        dtype = torch.float32 if self.pos_idx_in_fp32 else self.inv_freq.dtype
+        if self.pos_idx_in_fp32:
+            frequencies = self._frequencies(like.device)
+        else:
+            frequencies = self.inv_freq.to(like.device)
+        angles = torch.outer(torch.arange(positions, device=like.device, dtype=dtype), frequencies)
+        return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
     def forward(
         self,
@@ -296,8 +298,10 @@ class RotaryEmbedding(nn.Module):
         rows = qkv.shape[1] if kv is None else max(qkv.shape[1], kv.shape[1])
         if max_seqlen is not None:
             last = max_seqlen
+        elif isinstance(seqlen_offset, torch.Tensor):
+            last = rows + int(seqlen_offset.max())
         else:
-            last = rows + int(torch.as_tensor(seqlen_offset).max())
+            last = rows + seqlen_offset
         cos, sin = self._up_to(last, qkv)
         if kv is None:
             return apply_rotary_emb_qkv_(
