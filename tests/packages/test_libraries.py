@@ -33,7 +33,7 @@ def small(implementation: str | None) -> Any:
     )
 
 
-@pytest.mark.parametrize("target", ["cpu", "simulated:cuda", "simulated:mps"])
+@pytest.mark.parametrize("target", ["cpu", "simulated:a100", "simulated:mps"])
 def test_a_model_with_flash_attention_2(target: str) -> None:
     with torchdevice.portable(target=target) as scope:
         plain, asked = small(None), small("flash_attention_2")
@@ -152,7 +152,7 @@ def test_a_model_whose_remote_code_imports_it(
         torch.testing.assert_close(earlier, out[:, :3], rtol=0.02, atol=0.02)  # causal
 
 
-@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+@pytest.mark.parametrize("target", ["cpu", "simulated:a100", "simulated:mps"])
 def test_a_unet_of_diffusers_that_is_asked_for_xformers(target: str) -> None:
     diffusers = pytest.importorskip("diffusers")
     with torchdevice.portable(target=target) as scope:
@@ -211,35 +211,72 @@ def test_run_says_it_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
-def test_bitsandbytes_takes_its_kernels_for_cpus(target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["cpu", "simulated:a100", "simulated:mps"])
+def test_a_model_in_4_bits_with_adapters(target: str, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     program = """
         import bitsandbytes as bnb
         import torch
-        from peft import LoraConfig, get_peft_model
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+        from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
         print(bnb.cextension.BNB_BACKEND)
         config = LlamaConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
                              num_key_value_heads=2, vocab_size=32)
-        model = LlamaForCausalLM(config)
-        attention = model.model.layers[0].self_attn
-        for name in ("q_proj", "v_proj"):
-            layer = bnb.nn.Linear4bit(64, 64, bias=False, compute_dtype=torch.float32, quant_type="nf4")
-            layer.load_state_dict(getattr(attention, name).state_dict())
-            setattr(attention, name, layer)
-        model = get_peft_model(model.cuda(), LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
-        optimizer = bnb.optim.AdamW8bit([each for each in model.parameters() if each.requires_grad], lr=0.02)
+        LlamaForCausalLM(config).save_pretrained("tiny")
+        four = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+                                  bnb_4bit_compute_dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_pretrained("tiny", quantization_config=four, device_map={"": 0})
+        model = prepare_model_for_kbit_training(model)
+        model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+        optimizer = bnb.optim.PagedAdamW8bit([each for each in model.parameters() if each.requires_grad], lr=0.02)
         ids = torch.arange(16, device="cuda")[None]
         losses = []
         for _ in range(6):
-            loss = model(ids, labels=ids).loss
+            loss = model(input_ids=ids, labels=ids).loss
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
-        print(attention.q_proj.base_layer.weight.dtype, losses[-1] < losses[0])
+        layer = model.base_model.model.model.layers[0].self_attn.q_proj.base_layer
+        print(layer.weight.dtype, layer.weight.device == ids.device, losses[-1] < losses[0])
     """
     done = run_program(tmp_path, program, options=["--target", target])
-    assert done.stdout.splitlines() == ["CPU", "torch.uint8 True"], done.stderr
+    assert done.stdout.splitlines() == ["CPU", "torch.uint8 True True"], done.stderr
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("target", ["cpu", "simulated:a100", "simulated:mps"])
+def test_a_training_of_a_block_that_logs_by_nvml(target: str, tmp_path: Path) -> None:
+    program = """
+        import torch
+        from mamba_ssm import Mamba
+
+        try:
+            import pynvml
+            pynvml.nvmlInit()
+            device = pynvml.nvmlDeviceGetHandleByIndex(0)
+        except pynvml.NVMLError as error:
+            device = None
+            print(error)
+        torch.manual_seed(0)
+        model = Mamba(d_model=16, d_state=8, d_conv=4, expand=2).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        x = torch.randn(2, 24, 16, device="cuda")
+        losses = []
+        for _ in range(6):
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = (model(x) - x.roll(1, 1)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        if device is not None:
+            memory = pynvml.nvmlDeviceGetMemoryInfo(device)
+            print(pynvml.nvmlDeviceGetName(device), memory.used >= torch.cuda.memory_reserved() > 0)
+        print(losses[-1] < losses[0])
+    """
+    done = run_program(tmp_path, program, options=["--target", target])
+    logged = {"simulated:a100": "NVIDIA A100-SXM4-40GB True"}
+    expected = [logged.get(target, "NVML Shared Library Not Found"), "True"]
+    assert done.stdout.splitlines() == expected, done.stderr
