@@ -132,6 +132,15 @@ def attentions() -> Iterator[Case]:
         max_seqlen=4,
         reads=True,
     )
+    yield calls("flash_attn.flash_attn_triton.flash_attn_func", Q, Q, Q, (4, 5, 5))
+    for kind in ("FlashSelfAttention", "SelfAttention"):
+        yield module(f"flash_attn.modules.mha.{kind}", QKV)
+    for kind in ("FlashCrossAttention", "CrossAttention"):
+        name = f"flash_attn.modules.mha.{kind}"
+        yield Case(name, of(name)(), (Q, (2, 5, 2, 4, 8)))
+    yield module("flash_attn.modules.mha.MHA", (2, 3, 8), 8, 2, rotary_emb_dim=2)._replace(
+        writes=True
+    )
     yield calls("flash_attn_interface.flash_attn_combine", (3, *Q), (3, 2, 5, 4))
     name = "xformers.ops.fmha.memory_efficient_attention"
     yield calls(name, Q, Q, Q)
@@ -202,6 +211,8 @@ def dense_layers() -> Iterator[Case]:
     yield calls(f"{dense}.fused_dense_func", ROWS, (4, 6), (4,))
     yield module(f"{dense}.FusedDense", ROWS, 6, 4)
     yield module(f"{dense}.FusedMLP", ROWS, 6, 8)
+    yield module("flash_attn.modules.mlp.Mlp", ROWS, 6, 5)
+    yield module("flash_attn.modules.mlp.GatedMlp", ROWS, 6, 5, multiple_of=1)
     yield calls("xformers.ops.swiglu", ROWS, (5, 6), (5,), (5, 6), (5,), (6, 5), (6,))
     yield module("xformers.ops.SwiGLU", ROWS, 6, 5)
     labels, smoothing = torch.tensor([1, -100, 3]), {"label_smoothing": 0.1}

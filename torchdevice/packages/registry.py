@@ -44,7 +44,14 @@ PACKAGES: dict[str, Package] = {
     "flash_attn": Package(
         "flash-attn",
         "2.8.3",
-        ("flash_attention", "rotary_embedding", "normalization", "cross_entropy", "fused_dense"),
+        (
+            "flash_attention",
+            "rotary_embedding",
+            "normalization",
+            "cross_entropy",
+            "fused_dense",
+            "attention_modules",
+        ),
     ),
     "flash_attn_interface": Package("flash-attn-3", "3.0.0", ("flash_attention_3",)),
     "xformers": Package(
