@@ -233,3 +233,22 @@ def test_an_older_gpu_has_no_bfloat16() -> None:
         pytest.raises(NotImplementedError, match="bf16 is only supported on A100"),
     ):
         attended(dtype=torch.bfloat16)
+
+
+def test_a_chosen_kernel_and_a_bias_of_another_dtype() -> None:
+    with torchdevice.portable(target="simulated:a100"):
+        from xformers import ops
+
+        q = torch.randn(1, 4, 2, 7, device="cuda", dtype=torch.float16)
+        with pytest.raises(NotImplementedError, match="No operator found"):
+            ops.memory_efficient_attention(q, q, q)
+        chosen = ops.MemoryEfficientAttentionCutlassOp
+        with pytest.raises(ValueError, match="Operator `memory_efficient_attention` does not supp"):
+            ops.memory_efficient_attention(q, q, q, op=chosen)
+        with pytest.raises(ValueError, match="does not support"):
+            ops.memory_efficient_attention_forward(q, q, q, op=chosen[0])
+        q = torch.randn(1, 4, 2, 8, device="cuda", dtype=torch.float16)
+        bias = torch.zeros(1, 2, 4, 4, device="cuda")
+        with pytest.raises(RuntimeError, match="invalid dtype for bias"):
+            ops.memory_efficient_attention(q, q, q, bias)
+        ops.memory_efficient_attention(q, q, q, bias.half(), op=chosen)

@@ -185,7 +185,24 @@ def test_sequences_with_room_for_keys(causal: bool) -> None:
     # The masks that these return have no room.
     others = vars(attn_bias.BlockDiagonalMask)
     makers = {name for name in others if name.startswith(("make_", "from_tensor"))}
-    assert len(makers) == 5 and not any(hasattr(mask, name) for name in makers)
+    assert len(makers) == 6 and not any(hasattr(mask, name) for name in makers)
+
+
+def test_queries_and_keys_joined_and_split() -> None:
+    from xformers.ops.fmha.attn_bias import BlockDiagonalMask
+
+    queries, keys = [drawn(1, 3, 1, 4), drawn(2, 1, 1, 4)], [drawn(1, 2, 1, 4), drawn(2, 3, 1, 4)]
+    mask, q, k, v = BlockDiagonalMask.from_tensor_lists_qkv(queries, keys, keys)
+    assert torch.equal(k, v) and mask.q_seqinfo.seqstart.tolist() == [0, 3, 4, 5]
+    assert (mask.k_seqinfo.max_seqlen, mask.k_seqinfo.min_seqlen) == (3, 2)
+    for found, given in ((mask.split_queries(q), queries), (mask.split_kv(k), keys)):
+        assert all(torch.equal(one, other) for one, other in zip(found, given, strict=True))
+    with pytest.raises(ValueError, match=r"sequences of 5 .* do not fit \(1, 8\)"):
+        mask.split_queries(k)
+    with pytest.raises(ValueError, match="3 rows and 2 keys"):
+        mask.make_causal_from_bottomright()
+    again = BlockDiagonalMask(q_seqinfo=mask.q_seqinfo, k_seqinfo=mask.k_seqinfo).to("cuda")
+    assert torch.equal(again.materialize((5, 8)), mask.materialize((5, 8)))
 
 
 def test_tensors_joined_and_split() -> None:

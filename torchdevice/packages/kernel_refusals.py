@@ -262,7 +262,13 @@ _HINT = (
 
 
 def check_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: Any, p: float, name: str
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: Any,
+    p: float,
+    *,
+    chosen: bool,
 ) -> None:
     """Check what ``xformers.ops.memory_efficient_attention`` refuses.
 
@@ -273,10 +279,11 @@ def check_attention(
         value: As the keys; its size may differ.
         bias: The bias of the scores.
         p: The probability with which a weight is left out.
-        name: The name of the operator in the error.
+        chosen: Whether the program chose the kernel.
 
     Raises:
-        ValueError: The tensors do not fit each other.
+        ValueError: The tensors do not fit each other, or the chosen kernel.
+        RuntimeError: The bias has another dtype.
         NotImplementedError: No kernel takes them.
     """
     if not on_simulated_gpu():
@@ -301,15 +308,26 @@ def check_attention(
     _check_tensor_bias(query, key, bias, shapes)
     reasons = list(_reasons(query, value))
     if reasons:
-        raise NotImplementedError(
-            f"No operator found for `{name}` with inputs:\n{_described(given, bias, p)}\n"
-            "`cutlassF-pt` is not supported "
-            f"because:\n{textwrap.indent(chr(10).join(reasons), '    ')}"
+        why = (
+            f"inputs:\n{_described(given, bias, p)}\n`cutlassF-pt` is not supported because:\n"
+            f"{textwrap.indent(chr(10).join(reasons), '    ')}"
         )
+        if chosen:
+            raise ValueError(f"Operator `memory_efficient_attention` does not support {why}")
+        raise NotImplementedError(
+            f"No operator found for `memory_efficient_attention_forward` with {why}"
+        )
+    tensor = _tensor_of(bias)
+    if tensor is not None and tensor.dtype != query.dtype:
+        raise RuntimeError("invalid dtype for bias - should match query's dtype")
+
+
+def _tensor_of(bias: Any) -> torch.Tensor | None:
+    return bias if isinstance(bias, torch.Tensor) else getattr(bias, "_bias", None)
 
 
 def _check_tensor_bias(query: torch.Tensor, key: torch.Tensor, bias: Any, shapes: str) -> None:
-    tensor = bias if isinstance(bias, torch.Tensor) else getattr(bias, "_bias", None)
+    tensor = _tensor_of(bias)
     if tensor is None or query.dim() != 4:
         return
     expected = query.shape[0], query.shape[2], query.shape[1], key.shape[1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -20,6 +20,8 @@ from torchdevice.packages.kernel_refusals import check_attention
 from torchdevice.packages.registry import has, report, stands_in
 
 _BIASES = "xformers.ops.fmha.attn_bias"
+
+_Bias = TypeVar("_Bias", bound="AttentionBias")
 
 
 # ---- biases --------------------------------------------------------------------------------------
@@ -36,6 +38,10 @@ class AttentionBias:
     def rule(self, rows: int, keys: int) -> Rule:
         """Return which keys each of so many rows sees, of so many."""
         raise NotImplementedError
+
+    def to(self: _Bias, device: Any) -> _Bias:
+        """Return the bias for a device."""
+        return self
 
     def materialize(
         self, shape: Sequence[int], dtype: torch.dtype = torch.float32, device: Any = "cpu"
@@ -73,6 +79,9 @@ class LowerTriangularMaskWithTensorBias(LowerTriangularMask):
 
     def __init__(self, bias: torch.Tensor) -> None:
         self._bias = bias
+
+    def to(self, device: Any) -> LowerTriangularMaskWithTensorBias:
+        return LowerTriangularMaskWithTensorBias(self._bias.to(device))
 
     def rule(self, rows: int, keys: int) -> Rule:
         return Rule(right=rows - keys, bias=self._bias)
@@ -121,6 +130,36 @@ class LocalAttentionFromBottomRightMask(AttentionBias):
         return Rule(left=self.window_left, right=self.window_right)
 
 
+class _Lengths(NamedTuple):
+    """Where sequences begin.
+
+    Attributes:
+        seqstart: Where each begins, and the end of the last.
+        max_seqlen: The longest length.
+        min_seqlen: The shortest length.
+        seqstart_py: As ``seqstart``.
+    """
+
+    seqstart: torch.Tensor
+    max_seqlen: int
+    min_seqlen: int
+    seqstart_py: list[int]
+
+    def seqlens(self) -> list[int]:
+        """Return the lengths."""
+        return [stop - start for start, stop in itertools.pairwise(self.seqstart_py)]
+
+
+def _lengths(seqlens: Sequence[int]) -> _Lengths:
+    starts = list(itertools.accumulate(seqlens, initial=0))
+    return _Lengths(
+        torch.tensor(starts, dtype=torch.int32),
+        max(seqlens, default=-1),
+        min(seqlens, default=-1),
+        starts,
+    )
+
+
 class _OfSequences(AttentionBias):
     """Sequences in one batch of 1, of which each row sees keys of its own sequence.
 
@@ -135,6 +174,16 @@ class _OfSequences(AttentionBias):
     def rule(self, rows: int, keys: int) -> Rule:
         """Return which keys a row of a sequence sees."""
         return Rule()
+
+    @property
+    def q_seqinfo(self) -> _Lengths:
+        """Where the rows of each sequence begin."""
+        return _lengths(self.q_seqlen)
+
+    @property
+    def k_seqinfo(self) -> _Lengths:
+        """Where the keys of each sequence begin."""
+        return _lengths(self.kv_seqlen)
 
     def span(self) -> int:
         """Return how many keys all sequences have together."""
@@ -164,12 +213,9 @@ class BlockDiagonalMask(_OfSequences):
     """Sequences of different lengths in one batch of 1: a row sees the keys of its own sequence."""
 
     def __init__(
-        self,
-        q_seqlen: Sequence[int],
-        kv_seqlen: Sequence[int],
-        _batch_sizes: Sequence[int] | None = None,
+        self, q_seqinfo: _Lengths, k_seqinfo: _Lengths, _batch_sizes: Sequence[int] | None = None
     ):
-        super().__init__(q_seqlen, kv_seqlen)
+        super().__init__(q_seqinfo.seqlens(), k_seqinfo.seqlens())
         self._batch_sizes = _batch_sizes
 
     @classmethod
@@ -186,22 +232,51 @@ class BlockDiagonalMask(_OfSequences):
             raise ValueError(
                 f"there are {len(q_seqlen)} sequences of rows and {len(given)} of keys."
             )
-        return cls(q_seqlen, given)
+        return cls(_lengths(q_seqlen), _lengths(given))
 
     @classmethod
     def from_tensor_list(
         cls, tensors: Sequence[torch.Tensor]
     ) -> tuple[BlockDiagonalMask, torch.Tensor]:
         """Return a mask, and tensors (batch, rows, ...) one after the other in a batch of 1."""
-        lengths = [length for each in tensors for length in [each.shape[1]] * each.shape[0]]
-        joined = torch.cat([each.reshape(1, -1, *each.shape[2:]) for each in tensors], 1)
-        mask = cls(lengths, lengths, [each.shape[0] for each in tensors])
+        mask, joined, _, _ = cls.from_tensor_lists_qkv(tensors, tensors)
         return mask, joined
+
+    @classmethod
+    def from_tensor_lists_qkv(
+        cls,
+        tensors_q: Sequence[torch.Tensor],
+        tensors_k: Sequence[torch.Tensor],
+        tensors_v: Sequence[torch.Tensor] | None = None,
+    ) -> tuple[BlockDiagonalMask, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return a mask, and queries, keys and values of (batch, length, ...) each joined."""
+        rows, keys = (
+            [length for each in tensors for length in [each.shape[1]] * each.shape[0]]
+            for tensors in (tensors_q, tensors_k)
+        )
+        mask = cls(_lengths(rows), _lengths(keys), [each.shape[0] for each in tensors_q])
+        values = None if tensors_v is None else _joined(tensors_v)
+        return mask, _joined(tensors_q), _joined(tensors_k), values
 
     def split(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors that ``from_tensor_list`` joined; without it one for each sequence."""
-        counts = self._batch_sizes or [1] * len(self.q_seqlen)
-        lengths = iter(self.q_seqlen)
+        return self.split_queries(tensor)
+
+    def split_queries(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return the queries that ``from_tensor_lists_qkv`` joined."""
+        return self._split(tensor, self.q_seqlen)
+
+    def split_kv(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return the keys or values that ``from_tensor_lists_qkv`` joined."""
+        return self._split(tensor, self.kv_seqlen)
+
+    def _split(self, tensor: torch.Tensor, seqlens: Sequence[int]) -> list[torch.Tensor]:
+        if tensor.shape[0] != 1 or tensor.shape[1] != sum(seqlens):
+            raise ValueError(
+                f"sequences of {sum(seqlens)} in a batch of 1 do not fit {tuple(tensor.shape[:2])}."
+            )
+        counts = self._batch_sizes or [1] * len(seqlens)
+        lengths = iter(seqlens)
         groups = [list(itertools.islice(lengths, count)) for count in counts]
         parts = tensor.split([sum(group) for group in groups], 1)
         return [
@@ -211,25 +286,29 @@ class BlockDiagonalMask(_OfSequences):
 
     def make_causal(self) -> BlockDiagonalMask:
         """Return a like mask in which rows see keys up to their own, counted from the first."""
-        return BlockDiagonalCausalMask(self.q_seqlen, self.kv_seqlen, self._batch_sizes)
+        return BlockDiagonalCausalMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes)
 
     def make_causal_from_bottomright(self) -> BlockDiagonalMask:
         """Return a mask like this one, in which the last row of a sequence sees its last key."""
         return BlockDiagonalCausalFromBottomRightMask(
-            self.q_seqlen, self.kv_seqlen, self._batch_sizes
+            self.q_seqinfo, self.k_seqinfo, self._batch_sizes
         )
 
     def make_local_attention(self, window_size: int) -> BlockDiagonalMask:
         """Return a causal mask whose rows see only so many keys, counted from the first."""
         return BlockDiagonalCausalLocalAttentionMask(
-            self.q_seqlen, self.kv_seqlen, self._batch_sizes, window_size
+            self.q_seqinfo, self.k_seqinfo, self._batch_sizes, window_size
         )
 
     def make_local_attention_from_bottomright(self, window_size: int) -> BlockDiagonalMask:
         """Return a like mask in which the last row of a sequence sees its last keys."""
         return BlockDiagonalCausalLocalAttentionFromBottomRightMask(
-            self.q_seqlen, self.kv_seqlen, self._batch_sizes, window_size
+            self.q_seqinfo, self.k_seqinfo, self._batch_sizes, window_size
         )
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([each.reshape(1, -1, *each.shape[2:]) for each in tensors], 1)
 
 
 @stands_in(_names("BlockDiagonalCausalMask"))
@@ -244,6 +323,16 @@ class BlockDiagonalCausalMask(BlockDiagonalMask):
 class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalMask):
     """Sequences whose last row sees their last key, and each row one key less than the next."""
 
+    def __init__(
+        self, q_seqinfo: _Lengths, k_seqinfo: _Lengths, _batch_sizes: Sequence[int] | None = None
+    ):
+        super().__init__(q_seqinfo, k_seqinfo, _batch_sizes)
+        for rows, keys in zip(self.q_seqlen, self.kv_seqlen, strict=True):
+            if keys < rows:
+                raise ValueError(
+                    f"a sequence has {rows} rows and {keys} keys. Give it as many keys or more."
+                )
+
     def rule(self, rows: int, keys: int) -> Rule:
         return Rule(right=0)
 
@@ -253,12 +342,12 @@ class _Local(BlockDiagonalMask):
 
     def __init__(
         self,
-        q_seqlen: Sequence[int],
-        kv_seqlen: Sequence[int],
+        q_seqinfo: _Lengths,
+        k_seqinfo: _Lengths,
         _batch_sizes: Sequence[int] | None = None,
         _window_size: int = 0,
     ):
-        super().__init__(q_seqlen, kv_seqlen, _batch_sizes)
+        super().__init__(q_seqinfo, k_seqinfo, _batch_sizes)
         if _window_size <= 0:
             raise ValueError(
                 f"_window_size={_window_size!r} is not a number of keys. Use an int of 1 or more."
@@ -356,10 +445,12 @@ def memory_efficient_attention(
         attn_bias: None, one of the biases, or a tensor that fits (batch, heads, rows, keys).
         p: The probability with which a weight is left out.
         scale: The factor of the scores. Default: the inverse square root of the size.
-        op: Which kernel to use, which means nothing here.
+        op: Which kernels to use. There is one way to compute here, and on simulated GPUs another
+            error for what they do not take.
         output_dtype: The dtype of the result. Default: the queries'.
     """
-    out = _attended(query, key, value, attn_bias, p, scale, lse=False).out
+    chosen = isinstance(op, tuple) and op[0] is not None
+    out = _attended(query, key, value, attn_bias, p, scale, lse=False, chosen=chosen).out
     return out.reshape(*query.shape[:-1], value.shape[-1]).to(output_dtype or query.dtype)
 
 
@@ -380,7 +471,8 @@ def memory_efficient_attention_forward(
 ) -> torch.Tensor:
     """Return the attention without a way back for gradients."""
     with torch.no_grad():
-        out = _attended(query, key, value, attn_bias, p, scale, lse=False).out
+        chosen = op is not None
+        out = _attended(query, key, value, attn_bias, p, scale, lse=False, chosen=chosen).out
     return out.reshape(*query.shape[:-1], value.shape[-1]).to(output_dtype or query.dtype)
 
 
@@ -398,7 +490,8 @@ def memory_efficient_attention_forward_requires_grad(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the attention, and the logarithms of the sums of exponentials (batch, heads, rows)."""
     with torch.no_grad():
-        found = _attended(query, key, value, attn_bias, p, scale, lse=True)
+        chosen = op is not None
+        found = _attended(query, key, value, attn_bias, p, scale, lse=True, chosen=chosen)
     return found.out.reshape(*query.shape[:-1], value.shape[-1]).to(
         output_dtype or query.dtype
     ), found.lse
@@ -413,13 +506,14 @@ def _attended(
     scale: float | None,
     *,
     lse: bool,
+    chosen: bool,
 ) -> Attended:
     if not query.dim() == key.dim() == value.dim() or query.dim() not in (3, 4, 5):
         dims = query.dim(), key.dim(), value.dim()
         raise ValueError(
             f"query, key and value have {dims} dimensions. Use 3, 4 or 5 for all of them."
         )
-    check_attention(query, key, value, bias, p, "memory_efficient_attention_forward")
+    check_attention(query, key, value, bias, p, chosen=chosen)
     if p:
         report("xformers.ops", "dropout with torch's random numbers", Fidelity.APPROXIMATE)
     q, k, v = (_with_heads(each) for each in (query, key, value))
