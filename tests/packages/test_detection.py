@@ -366,6 +366,30 @@ def test_focal_loss(weighted: bool) -> None:
     torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), logits)[0])
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("gamma", [2.0, 0.5])
+def test_focal_loss_of_a_softmax(weighted: bool, gamma: float) -> None:
+    logits, target = drawn(4, 3), torch.tensor([0, 2, -1, 1])
+    weight = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64) if weighted else torch.empty(0)
+    softmax = logits.exp() / logits.exp().sum(1, keepdim=True)
+    rows = []
+    for row, label in zip(softmax, target.tolist(), strict=True):
+        factor = weight[label] if weighted else 1.0
+        loss = -0.25 * (1 - row[label]) ** gamma * torch.log(row[label]) * factor
+        rows.append(loss if label >= 0 else 0 * row.sum())
+    expected = torch.stack(rows)
+    (slopes,) = torch.autograd.grad(expected.sum(), logits)
+    out, buff, gradient = (
+        torch.zeros(4).double(),
+        torch.zeros(4).double(),
+        torch.zeros(4, 3).double(),
+    )
+    given = softmax.detach(), target, weight
+    detection_kernels.softmax_focal_loss_forward(*given, out, gamma=gamma, alpha=0.25)
+    detection_kernels.softmax_focal_loss_backward(*given, buff, gradient, gamma=gamma, alpha=0.25)
+    torch.testing.assert_close((out, gradient), (expected.detach(), slopes))
+
+
 def test_attention_to_maps_is_that_of_deformable_detr() -> None:
     from torchdevice.packages import deformable_attention as other
 

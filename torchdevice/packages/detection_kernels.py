@@ -622,6 +622,56 @@ def sigmoid_focal_loss_backward(
     grad_input.copy_(found)
 
 
+def _of_targets(
+    softmax: torch.Tensor, target: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each target's probability, and its weight: 0 where a row has no target."""
+    label = target.clamp(min=0)
+    (probability,) = widened(softmax.gather(1, label[:, None]).squeeze(1))
+    factor = (target >= 0).to(probability.dtype)
+    return probability, factor * weight[label] if weight.numel() else factor
+
+
+def _softmax_loss(probability: torch.Tensor, gamma: float, alpha: float) -> torch.Tensor:
+    least = torch.finfo(torch.float32).tiny
+    return -alpha * (1 - probability) ** gamma * probability.clamp(min=least).log()
+
+
+@stands_in(f"{_EXT}.softmax_focal_loss_forward")
+def softmax_focal_loss_forward(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor,
+    output: torch.Tensor,
+    gamma: float,
+    alpha: float,
+) -> None:
+    """Write the focal loss of each row, whose probabilities are given."""
+    probability, factor = _of_targets(input, target, weight)
+    output.copy_(_softmax_loss(probability, gamma, alpha) * factor)
+
+
+@stands_in(f"{_EXT}.softmax_focal_loss_backward")
+def softmax_focal_loss_backward(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor,
+    buff: torch.Tensor,
+    grad_input: torch.Tensor,
+    gamma: float,
+    alpha: float,
+) -> None:
+    """Write the gradient of the sum of the focal losses, with respect to the scores."""
+    probability, factor = _of_targets(input, target, weight)
+    (slope,) = _gradients(
+        lambda each: _softmax_loss(each, gamma, alpha), [probability], torch.ones_like(probability)
+    )
+    # The derivative of a probability p by a score is p times this difference.
+    buff.copy_(slope * probability * factor)
+    is_target = functional.one_hot(target.clamp(min=0), input.shape[1])
+    grad_input.copy_(buff[:, None] * (is_target - input))
+
+
 # ---- attention to maps ---------------------------------------------------------------------------
 
 
