@@ -24,11 +24,20 @@ import pytest
 import torch
 from torch.nn import functional
 
+from torchdevice.packages.registry import MODULES, names_of
+
 SOURCE = Path(os.environ["PACKAGE_SOURCE"])
+
+
+WHOLE = os.environ.get("PACKAGE_WHOLE") == "1"
+"""Whether modules that the stand-in lacks, and names of its modules, come from the source too."""
 
 
 def pytest_configure(config: Any) -> None:
     """Give stand-ins the references that test files import, and the functions they lack."""
+    if WHOLE:
+        _SourceFinder()
+        return
     for path in (Path(each.partition("::")[0]) for each in config.args):
         if path.suffix == ".py":
             _supply(path)
@@ -61,6 +70,40 @@ def _supply(test_file: Path) -> None:
                 for name in (alias.name for alias in node.names):
                     if name.endswith("_ref") or not hasattr(module, name):
                         _define(module, name, ast.parse(source.read_text()))
+
+
+class _SourceFinder:
+    """Finds modules of the package's source that the stand-in lacks, and completes the others.
+
+    A module of the stand-in keeps its names, and gets those that only the source has.
+    """
+
+    def __init__(self) -> None:
+        package = importlib.import_module(SOURCE.name)
+        # xformers calls the kernels of flash_attn where that is there.
+        sys.modules["flash_attn"] = None  # type: ignore[assignment]
+        self._package = SOURCE.name
+        sys.meta_path.append(self)  # type: ignore[arg-type]
+        _complete(package, SOURCE / self._package / "__init__.py")
+        # The innermost first, which the others import from.
+        modules = [name for name in MODULES if name.startswith(f"{self._package}.")]
+        for name in sorted(modules, key=lambda name: (-name.count("."), name)):
+            if (file := _source_of(name)) is not None:
+                _complete(importlib.import_module(name), file)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of a module of the source, where the stand-in has none."""
+        lacks = name.startswith(f"{self._package}.") and names_of(name) is None
+        file = _source_of(name) if lacks else None
+        return None if file is None else importlib.util.spec_from_file_location(name, file)
+
+
+def _complete(module: Any, file: Path) -> None:
+    """Define what a module lacks of a source file, and leave its own names."""
+    tree, own = ast.parse(file.read_text()), dict(vars(module))
+    kept = [each for each in tree.body if getattr(each, "name", None) not in own]
+    exec(compile(ast.Module(kept, []), str(file), "exec"), vars(module))
+    vars(module).update(own)
 
 
 def _load(module: str, source: Path) -> None:

@@ -11,6 +11,7 @@ import argparse
 import datetime
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,10 @@ class Suite(NamedTuple):
 
 SUITES = (
     Suite("flash-attention", "2.8.3", "test_rotary.py", 6),
+    *(
+        Suite("xformers", "0.0.32.post2", f"test_{name}.py", 3)
+        for name in ("mem_eff_attention", "rmsnorm", "unbind")
+    ),
     Suite("apex", "0.1", "L0/run_optimizers/test_adam.py"),
     Suite("apex", "0.1", "L0/run_optimizers/test_fused_optimizer.py"),
     Suite("apex", "0.1", "L0/run_optimizers/test_fused_novograd.py"),
@@ -84,7 +89,12 @@ def run(suite: Suite, sources: Path, target: str, seed: int, limit: int) -> dict
     """
     source = sources / suite.package
     tests = source / suite.folder / suite.file
+    is_package = (source / suite.folder / "__init__.py").exists()
     with tempfile.TemporaryDirectory() as folder:
+        if is_package:
+            # pytest would put the package's own folder on the path.
+            shutil.copytree(source / suite.folder, Path(folder, suite.folder))
+            tests = Path(folder, suite.folder, suite.file)
         report = Path(folder, "report.xml")
         options = (
             "-p",
@@ -106,6 +116,8 @@ def run(suite: Suite, sources: Path, target: str, seed: int, limit: int) -> dict
             f"--junitxml={report}",
         )
         environment = {"PACKAGE_SOURCE": source, "SAMPLE_SEED": seed, "SAMPLE": suite.sample}
+        if is_package:
+            environment["PACKAGE_WHOLE"] = 1
         # From a folder without the package, which would be imported in place of the stand-in.
         subprocess.run(
             [sys.executable, *words, tests],

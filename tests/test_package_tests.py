@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,37 @@ def test_a_row_replaces_that_of_the_same_file_and_target(
         (first["file"], 2),
         (second["file"], 3),
     ]
+
+
+def test_tests_that_are_a_package_get_what_the_stand_in_lacks(tmp_path: Path) -> None:
+    files = {
+        "xformers/__init__.py": "",
+        "xformers/helpers.py": "from xformers.ops import also_there\n",
+        "xformers/ops/__init__.py": """
+            from .fmha import lacking
+
+            class RMSNorm:
+                "Not taken, because the stand-in has one."
+
+            def also_there():
+                return lacking() + 1
+        """,
+        "xformers/ops/fmha/__init__.py": "def lacking():\n    return 1\n",
+        "tests/__init__.py": "",
+        "tests/utils.py": "from xformers.helpers import also_there\n",
+        "tests/test_made.py": """
+            import torch
+            from xformers.ops import RMSNorm
+            from .utils import also_there
+
+            def test_both():
+                assert also_there() == 2 and issubclass(RMSNorm, torch.nn.Module)
+        """,
+    }
+    for name, text in files.items():
+        path = tmp_path / "xformers" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    command = benchmark("package_tests")
+    row = command.run(command.Suite("xformers", "1.0", "test_made.py"), tmp_path, "cpu", 0, 60)
+    assert (row["passed"], row["failed"], row["skipped"]) == (1, 0, 0)
