@@ -387,7 +387,7 @@ def gradients(case: Case, given: tuple[torch.Tensor, ...], function: Any = None)
     return torch.autograd.grad(found, given, allow_unused=True, materialize_grads=True)
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @by_case
 def test_gradients_and_theirs(case: Case) -> None:
     given = case.draw()
@@ -400,7 +400,7 @@ def test_gradients_and_theirs(case: Case) -> None:
         assert "attention" in case.name or "flash_attn" in case.name
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @by_case
 def test_a_second_call_and_torch_func(case: Case) -> None:
     given = case.draw()
@@ -416,7 +416,7 @@ def test_a_second_call_and_torch_func(case: Case) -> None:
         )
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @by_case
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_torch_compile(case: Case) -> None:
@@ -428,7 +428,7 @@ def test_torch_compile(case: Case) -> None:
     torch.testing.assert_close(gradients(case, given, compiled), expected)
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @by_case
 def test_autocast(case: Case) -> None:
     given = case.draw()
