@@ -108,8 +108,8 @@ that failed compares a number of 1e-9 by its relative error; the absolute one is
 Those that failed read a file beside the folder from which mmcv's tests are started, ask for `softmax_focal_loss`, which
 has a stand-in since, or took longer than 120 s with 1025 channels. Tests of torch-sparse's class SparseTensor were not
 run. xformers' tests get from its source what the stand-in lacks. Of the 15 cases of `test_mem_eff_attention.py` that
-failed on `simulated:a100` 12 import triton, one asks for a mask with pages, and two for refusals of combined kernels and
-strides that are taken here. The CPU refuses nothing, and one case took longer than 30 s there.
+failed on `simulated:a100` 12 import triton, one asks for a mask with pages, and two for refusals of combined kernels
+and strides that are taken here. The CPU refuses nothing, and one case took longer than 30 s there.
 Deformable DETR's `ops/test.py` passed on both targets, with gradients of heads of 30 and 32 numbers.
 
 | package | tests | target | run | passed | failed | skipped |

@@ -295,10 +295,16 @@ class MHA(nn.Module):
         super().__init__()
         if dwconv:
             refuse(f"{_MHA}.MHA(dwconv=True)", "Leave dwconv out, or write the layer in torch.nn.")
-        self.embed_dim, self.cross_attn, self.causal = embed_dim, cross_attn, causal
-        self.layer_idx, self.dwconv, self.rotary_emb_dim = layer_idx, dwconv, rotary_emb_dim
-        self.use_flash_attn, self.return_residual = use_flash_attn, return_residual
-        self.checkpointing, self.num_heads = checkpointing, num_heads
+        self.embed_dim = embed_dim
+        self.cross_attn = cross_attn
+        self.causal = causal
+        self.layer_idx = layer_idx
+        self.dwconv = dwconv
+        self.rotary_emb_dim = rotary_emb_dim
+        self.use_flash_attn = use_flash_attn
+        self.return_residual = return_residual
+        self.checkpointing = checkpointing
+        self.num_heads = num_heads
         self.num_heads_kv = num_heads if num_heads_kv is None else num_heads_kv
         self.head_dim = embed_dim // num_heads
         self._check(use_alibi, window_size)
