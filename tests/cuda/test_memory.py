@@ -7,6 +7,7 @@ import pickle
 import platform
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +338,43 @@ def test_running_out_is_observed_and_recorded() -> None:
     assert (
         event["action"] == "oom" and event["size"] == 12 * MIB and event["device_free"] <= 4 * MIB
     )
+
+
+class _Doubles(torch.autograd.Function):
+    """Asks for much more memory in the backward pass, in which no function of torch is seen."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return gradients[0].repeat(64)
+
+
+RUN_OUT: dict[str, Callable[[torch.Tensor], object]] = {
+    "method": lambda x: x.repeat(64),
+    "operator": lambda x: x.expand(64, -1) + 1,
+    "function": lambda x: torch.cat([x] * 64),
+    "cast": lambda x: x.expand(64, -1).double(),
+    "in place": lambda x: torch.stack([x] * 64, out=torch.empty(0, device=x.device)),
+    "backward": lambda x: _Doubles.apply(x.requires_grad_()).sum().backward(),
+}
+"""Ways to ask for more memory than there is, with operators that no function of ours wraps."""
+
+
+@pytest.mark.usefixtures("no_collections")
+@pytest.mark.parametrize("compute", [None, "meta"])
+@pytest.mark.parametrize("kind", RUN_OUT)
+def test_running_out_is_observed_once_in_each_operator(kind: str, compute: Any) -> None:
+    seen: list[tuple[int, ...]] = []
+    with torchdevice.simulate(devices=2, memory=32 * MIB, compute=compute):
+        x = torch.ones(MIB, device="cuda:1")
+        torch._C._cuda_attach_out_of_memory_observer(lambda *figures: seen.append(figures))
+        with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+            RUN_OUT[kind](x)
+    ((device, wanted, total, _),) = seen
+    assert (device, total) == (1, 32 * MIB) and wanted >= 64 * 4 * MIB
 
 
 @pytest.mark.usefixtures("no_collections")

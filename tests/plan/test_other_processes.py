@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,33 @@ def test_a_program_that_halves_what_it_asks_for(tmp_path: Path) -> None:
     ]
     yes = {model for model, said in fits(found).items() if said == "yes"}
     assert yes == {"t4"} and found["smallest"] == "t4"
+
+
+GIVES_UP = """
+import torch
+kept = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+try:
+    kept.repeat(30)
+except torch.cuda.OutOfMemoryError as error:
+    print("too large", error)
+"""
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "raise RuntimeError('no') from None"])
+def test_a_program_that_gives_up_did_not_fit(end: str, tmp_path: Path) -> None:
+    # Elsewhere in the program, where the error is one of its own.
+    _, found = plan(tmp_path, GIVES_UP + end, "--target", "t4")
+    assert not found["finished"] and found["at least"] == (31 << 30) + found["context"]
+    said = fits(found)
+    assert said["t4"] == said["a10g"] == "no" and said["h100"] == "unknown"
+    if not end:
+        assert re.fullmatch(r"memory ran out at \S*program.py:5, .* no more", found["ended"])
+
+
+def test_one_that_goes_on_is_not_said_to_need_what_it_was_refused(tmp_path: Path) -> None:
+    _, found = plan(tmp_path, GIVES_UP + "kept = kept + 1\n", "--target", "t4")
+    assert found["finished"] and found["needs"] < 3 * GIB
+    assert fits(found)["t4"] == "yes" and fits(found)["h100"] == "unknown"
 
 
 def test_the_sum_is_that_of_each_device() -> None:

@@ -321,12 +321,12 @@ FAILING = {
         {"t4": "no", "h100": "unknown"},
     ),
     "memory": (
-        "torch.empty(20 << 30, device='cuda')",
+        "torch.empty(20 << 30, dtype=torch.uint8, device='cuda')",
         "simulated:t4",
         {"t4": "no", "rtx4090": "unknown", "h100": "unknown"},
     ),
     "memory of a large one": (
-        "torch.empty(90 << 30, device='cuda')",
+        "torch.empty(90 << 30, dtype=torch.uint8, device='cuda')",
         "simulated:h100",
         dict.fromkeys(("t4", "h100"), "no"),
     ),
@@ -341,9 +341,14 @@ FAILING = {
         {"t4": "unknown", "h100": "unknown"},
     ),
     "memory at a limit": (
-        "torch.empty(30 << 30, device='cuda')",
+        "torch.empty(30 << 30, dtype=torch.uint8, device='cuda')",
         "--memory=24GiB",
         {"rtx4090": "no", "h100": "unknown"},
+    ),
+    "memory that no GPU known here has": (
+        "torch.empty(999 << 30, dtype=torch.uint8, device='cuda')",
+        "simulated:t4",
+        dict.fromkeys(("t4", "rtx4090", "h100", "b200"), "no"),
     ),
 }
 
@@ -406,6 +411,7 @@ def test_the_picture_in_the_report(tmp_path: Path) -> None:
     page = (tmp_path / "r.html").read_text()
     (caption,) = re.findall("<figcaption>(.*)</figcaption>", page)
     assert caption == "cuda:0: 16 GiB at the peak, 16 GiB with fragments, at train.py:5"
+    assert "<p>It needs 16.50 GiB, with 512.00 MiB for CUDA itself. The smallest GPU" in page
     drawn = re.findall('<polygon class="([a-z-]+)" points="([^"]*)"', page)
     assert [kind for kind, _ in drawn] == [kind.replace(" ", "-") for kind in reversed(KINDS)]
     for _, points in drawn:

@@ -16,14 +16,12 @@ from torchdevice.calls.lacking.missing_operators import is_refusal
 from torchdevice.calls.rewriters import Rewriter
 from torchdevice.errors import TorchDeviceError
 from torchdevice.kernel.context import Context
+from torchdevice.kernel.devices import out_of_memory
 from torchdevice.kernel.python.uncaught_errors import add_note
 from torchdevice.kernel.stand_ins import tensors
 
 OF_TORCH = (RuntimeError, TypeError, ValueError, AttributeError)
 """The types of errors in which torch names devices."""
-
-_TOLD = "_torchdevice_told"
-_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def reword(context: Context, error: BaseException) -> None:
@@ -43,10 +41,12 @@ def reword(context: Context, error: BaseException) -> None:
     if isinstance(error, torch.OutOfMemoryError):
         if text is not None:
             error.args = (text,)
-        _told(context, error)
+        out_of_memory.tell(context, error)
     elif text is not None:
         # The target's text is in CUDA's, and what led to it is this package's.
-        raise _with_limit(context, _told(context, torch.OutOfMemoryError(text))) from None
+        raise _with_limit(
+            context, out_of_memory.tell(context, torch.OutOfMemoryError(text))
+        ) from None
 
 
 def _with_limit(context: Context, error: RuntimeError) -> RuntimeError:
@@ -79,9 +79,9 @@ def class_for_out_of_memory(context: Context, error: BaseException | None) -> ty
     text = _out_of_memory_text(context, error)
     if text is not None:
         error.args = (text,)
-        _told(context, error)
-        setattr(error, _TOLD, True)
-    return RuntimeError if hasattr(error, _TOLD) else torch.OutOfMemoryError
+        out_of_memory.tell(context, error)
+        setattr(error, out_of_memory.TOLD, True)
+    return RuntimeError if hasattr(error, out_of_memory.TOLD) else torch.OutOfMemoryError
 
 
 def _out_of_memory_text(context: Context, error: BaseException) -> str | None:
@@ -100,21 +100,6 @@ def _renamed(text: str, own: str, programs: str) -> str:
     )
     text = re.sub(rf"\b{own}(\w+)Type\b", rf"torch.{programs}.\1Tensor", text)
     return re.sub(rf"{own}(?=' backend)", programs.upper(), text)
-
-
-def _told(context: Context, error: RuntimeError) -> RuntimeError:
-    """Tell the observers once that memory ran out: an error may pass several torch functions."""
-    if not context.observers.out_of_memory or hasattr(error, _TOLD):
-        return error
-    setattr(error, _TOLD, True)
-    wanted = re.search(r"Tried to allocate ([\d.]+) (\w+)", str(error))
-    size = int(float(wanted[1]) * _UNITS.get(wanted[2], 1)) if wanted else 0
-    device = context.thread.device_index
-    index = context.devices.target_index(device)
-    total, free = context.runtime.total_memory(index), context.runtime.free_memory(index)
-    for observer in list(context.observers.out_of_memory):
-        observer.memory_ran_out(device, size, total, free)
-    return error
 
 
 Detour = Callable[[Any, Any], Any]

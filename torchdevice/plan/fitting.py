@@ -57,7 +57,8 @@ class Evidence(NamedTuple):
 
     Attributes:
         finished: Whether the program came to its end, and used GPUs. Otherwise it may need more.
-        too_little: The bytes of a device on which memory ran out, and ended the program.
+        too_little: The bytes of a device on which memory ran out, and ended the program, or the
+            program asked for no more.
         adapted_to: The bytes of a device on which memory ran out, and the program went on: with
             more or less memory it does something else.
         is_range: Whether the least memory is that of one process, and the most that of all at once.

@@ -28,7 +28,7 @@ from torchdevice.kernel.journal.callers import Site, caller_frame, program_frame
 from torchdevice.kernel.python.uncaught_errors import last_place
 from torchdevice.kernel.stand_ins import tensors
 from torchdevice.plan import fitting, other_processes, workspaces
-from torchdevice.report import Report, formatting
+from torchdevice.report import Report, formatting, source
 from torchdevice.simulation import models
 from torchdevice.simulation.observe.assumed_values import ASSUMED, FEWEST, MOST, SKIPS, STEPS
 from torchdevice.torch_modules.distributed.process_groups import FAKE_RANKS, FakeRanks
@@ -102,6 +102,8 @@ class Peaks(Observer):
             use.
         traffic: What a rank of several sends to the others.
         ran_out: Line of the program -> how often memory ran out there.
+        gave_up: Whether the program has asked for no memory since it ran out.
+        refused: The most bytes of a device that would have been in use where memory ran out.
     """
 
     context: Any = models.CONTEXT
@@ -115,6 +117,8 @@ class Peaks(Observer):
     def __init__(self) -> None:
         self.devices: dict[int, Peak] = {}
         self.ran_out: Counter[Site] = Counter()
+        self.gave_up = False
+        self.refused = 0
         self._held: dict[int, _Held] = {}
         self._ended: deque[_Held] = deque(maxlen=_REMEMBERED)
         self._clock = itertools.count()
@@ -204,6 +208,7 @@ class Peaks(Observer):
         peak = self.devices.setdefault(block.device, Peak())
         held = self._held[block.address] = _Held(block.device, block.size, next(self._clock))
         peak._now += block.size
+        self.gave_up = False
         if self.progress is not None and held.born % _BETWEEN == 0:
             self.progress(held.born, max(each.allocated for each in self.devices.values()))
         if peak._now > peak.allocated:
@@ -233,6 +238,8 @@ class Peaks(Observer):
     def memory_ran_out(self, ordinal: int, wanted: int, total: int, free: int) -> None:
         caller = caller_frame()
         self.ran_out[site_of(program_frame(caller)[0] or caller)] += 1
+        self.gave_up = True
+        self.refused = max(self.refused, wanted + self.devices.setdefault(ordinal, Peak())._now)
 
     # ---- what they are for -----------------------------------------------------------------------
 
@@ -294,7 +301,9 @@ def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str,
     of_cublas = 2 * max(map(workspaces.size, peaks.capabilities), default=0)
     need = other_processes.most(devices, others, peaks.context, of_cublas)
     least = max(
-        fitting.at_least(devices, peaks.context), other_processes.least(others, peaks.context)
+        fitting.at_least(devices, peaks.context),
+        other_processes.least(others, peaks.context),
+        _refused(peaks, error) + peaks.context,
     )
     index = max(peaks.devices, key=lambda each: _peak(peaks, each), default=None)
     if index is None or peaks.chosen_workspace is not None:
@@ -306,9 +315,9 @@ def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str,
     assumed = [*_assumed(report)]
     return {
         "program": formatting.program(report),
-        "finished": error is None,
+        "finished": error is None and not peaks.gave_up,
         "error": None if error is None else f"{type(error).__name__}: {error}",
-        "ended": "" if error is None else f"{_named(error)} at {last_place(error)}",
+        "ended": _ended(peaks, error),
         "advice": _advice(error),
         "ran out": [
             {"lines": [f"{site.file}:{site.line}"], "times": times}
@@ -334,12 +343,30 @@ def _evidence(
 ) -> fitting.Evidence:
     """Return what a plan proves, by how its program ended."""
     used = devices or any(each["devices"] for each in others)
+    finished = error is None and not peaks.gave_up
     return fitting.Evidence(
-        finished=error is None and bool(used) and all(each["ended"] for each in others),
-        too_little=peaks.limit if isinstance(error, torch.OutOfMemoryError) else 0,
-        adapted_to=peaks.limit if peaks.ran_out and error is None else 0,
+        finished=finished and bool(used) and all(each["ended"] for each in others),
+        too_little=peaks.limit if _refused(peaks, error) else 0,
+        adapted_to=peaks.limit if peaks.ran_out and finished else 0,
         is_range=bool(others),
     )
+
+
+def _refused(peaks: Peaks, error: BaseException | None) -> int:
+    """Return the bytes that the program needs for certain as it ended when they were refused."""
+    ended = peaks.gave_up or isinstance(error, torch.OutOfMemoryError)
+    return peaks.refused if ended else 0
+
+
+def _ended(peaks: Peaks, error: BaseException | None) -> str:
+    """Return what ended a program early; empty if nothing did."""
+    if error is not None:
+        return f"{_named(error)} at {last_place(error)}"
+    if not peaks.gave_up:
+        return ""
+    *_, last = peaks.ran_out
+    place = source.short(f"{last.file}:{last.line}")
+    return f"memory ran out at {place}, and the program asked for no more"
 
 
 _BOUNDS = {MOST: "upper", STEPS: "upper", FEWEST: "lower", SKIPS: "lower"}

@@ -15,6 +15,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
+import torch
+
+from torchdevice.kernel import thread_state
+from torchdevice.kernel.devices import out_of_memory
 from torchdevice.kernel.devices.device_memory import Block as Place
 from torchdevice.kernel.devices.device_memory import Memory
 from torchdevice.kernel.devices.observer import Observer
@@ -194,7 +198,17 @@ class Device:
             with self._lock: return self._blocks.allocate(requested, stream)  # noqa: E701  # fmt: skip
         except BaseException as error:  # also after the block was found: nobody has it then
             self._recover_from(error)
+            self._tell(error)
             raise
+
+    def _tell(self, error: BaseException) -> None:
+        """Tell the observers of this thread's context if memory ran out.
+
+        Here, because not all operators pass a function that explains errors.
+        """
+        context = thread_state.state.context
+        if isinstance(error, torch.OutOfMemoryError) and context is not None:
+            out_of_memory.tell(context, error, self.index)
 
     def release_ended(self) -> None:
         """Release ended blocks to the CPU, also if there are no further allocations.
