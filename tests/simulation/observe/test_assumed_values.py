@@ -136,6 +136,40 @@ def test_scaled_gradients_are_stepped() -> None:
         assert len(optimizer.state) == 2
 
 
+D = torch.distributions
+
+DISTRIBUTIONS: dict[str, Callable[[torch.Tensor], D.Distribution]] = {
+    "logits": lambda x: D.Categorical(logits=x),
+    "probabilities": lambda x: D.Categorical(probs=x.softmax(-1)),
+    "normal": lambda x: D.Normal(x, x.exp()),
+    "of vectors": lambda x: D.MultivariateNormal(x, torch.eye(4, device="cuda")),
+    "positive": lambda x: D.Beta(x.exp(), x.exp()),
+    "simplex": lambda x: D.Dirichlet(x.exp()),
+    "transformed": lambda x: D.TransformedDistribution(D.Normal(x, x.exp()), [D.TanhTransform()]),
+}
+"""The probability distributions that a policy of reinforcement learning is made of."""
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_arguments_of_distributions_are_valid(name: str) -> None:
+    with torchdevice.simulate(compute="meta", values="assume") as scope:
+        policy = DISTRIBUTIONS[name](torch.rand(5, 4, device="cuda"))
+        assert policy.log_prob(policy.sample()).shape[0] == 5
+        # What the program asks itself is as unknown as before.
+        assert not (torch.rand(3, device="cuda") >= 0).all()
+    assert {"assumed: the arguments are valid", "assumed: False"} <= {
+        row.done for row in scope.report().rows
+    }
+
+
+def test_arguments_of_distributions_that_have_values_are_checked() -> None:
+    with (
+        torchdevice.simulate(compute="meta", values="assume"),
+        pytest.raises(ValueError, match="Expected parameter probs"),
+    ):
+        D.Bernoulli(probs=torch.tensor([2.0]))
+
+
 def test_an_operator_of_a_library_says_what_it_needs_where_nothing_is_assumed() -> None:
     with torchdevice.simulate(compute="meta"), pytest.raises(NoValueError, match="above_half"):
         above_half(torch.rand(4, 4, device="cuda"))

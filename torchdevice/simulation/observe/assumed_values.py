@@ -7,11 +7,15 @@ mask select everything. With
 
 A ``GradScaler`` reads whether its operator found an infinity among the gradients, and skips the
 step of the optimizer if so. Its optimizer has no state before the first step that it does not skip.
+
+``torch.distributions`` reads whether its arguments are valid, and they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torchdevice.errors import NoValueError
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.fidelity import Fidelity
+from torchdevice.kernel.journal import callers
 from torchdevice.kernel.stand_ins import tensors
 from torchdevice.simulation.allocator.storages import has_no_values
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, index_of
@@ -33,6 +38,12 @@ MOST, FEWEST = "all are 1", "all are 0, and nothing is selected"
 
 STEPS, SKIPS = "no infinity, so the optimizer steps", "an infinity, so the step is skipped"
 """What was assumed of the gradients of a ``GradScaler``."""
+
+VALID = "the arguments are valid"
+"""What was assumed of the arguments of ``torch.distributions``."""
+
+_DISTRIBUTIONS = "torch.distributions.distribution"
+"""The module that checks them. It reads nothing else."""
 
 _SCALER = "aten::_amp_foreach_non_finite_check_and_unscale_"
 
@@ -70,10 +81,10 @@ class AssumedValues(WithoutValues):
         """
         if op._schema.name == _SCALER:
             self._infinities[args[1]] = True
-        elif op._schema.name == "aten::_local_scalar_dense" and args[0] in self._infinities:
-            said = STEPS if self._selected else SKIPS
-            self._context.report("item()", ASSUMED + said, Fidelity.APPROXIMATE)
-            return float(not self._selected)
+        elif op._schema.name == "aten::_local_scalar_dense":
+            known = self._known(args[0])
+            if known is not None:
+                return known
         decided = _decided(op, args) if op._schema.name in _NEUTRAL else None
         if decided is not None:
             return decided
@@ -90,6 +101,27 @@ class AssumedValues(WithoutValues):
             name = _NAMES.get(op._schema.name, op._schema.name.removeprefix("aten::"))
             self._context.report(name, ASSUMED + said, Fidelity.APPROXIMATE)
             return result
+
+    def _known(self, tensor: torch.Tensor) -> float | bool | None:
+        """Return what a scaler or a distribution reads; None for what the program reads."""
+        if not has_no_values(tensor.untyped_storage()):
+            return None
+        if tensor in self._infinities:
+            said, value = (STEPS, 0.0) if self._selected else (SKIPS, 1.0)
+        elif tensor.dtype is torch.bool and _DISTRIBUTIONS in _torchs_modules():
+            said, value = VALID, True
+        else:
+            return None
+        self._context.report("item()", ASSUMED + said, Fidelity.APPROXIMATE)
+        return value
+
+
+def _torchs_modules() -> Iterator[str]:
+    """Yield the modules of torch and of this package through which the program's line came here."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and callers.kind_of(frame) == callers.OURS:
+        yield frame.f_globals.get("__name__", "")
+        frame = frame.f_back
 
 
 def _are_plain(args: Any, kwargs: Any) -> bool:
