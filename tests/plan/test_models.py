@@ -194,6 +194,44 @@ def test_an_encoder_and_decoder_by_its_architecture() -> None:
     assert plan["finished"]
 
 
+OF_BOTH = sorted(
+    each.model_type
+    for each in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    if each in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and each().is_encoder_decoder
+)
+"""Architectures of an encoder and a decoder of which transformers also has the decoder alone."""
+
+
+@pytest.mark.parametrize("name", OF_BOTH)
+def test_a_decoder_is_not_planned_without_its_encoder(name: str) -> None:
+    found = type(models.make(models.configuration(name), torch.bfloat16)).__name__
+    assert not found.endswith("ForCausalLM")
+
+
+@pytest.mark.parametrize("named", [["BartModel"], ["NoSuchClass"], [], None])
+def test_a_checkpoint_that_names_no_class_that_generates(named: Any) -> None:
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32}
+    config = transformers.BartConfig(**sizes, architectures=named)
+    found = models.make(config, torch.float32)
+    assert type(found) is transformers.BartForConditionalGeneration
+    config = transformers.LlamaConfig(hidden_size=32, num_hidden_layers=1, architectures=named)
+    assert type(models.make(config, torch.float32)) is transformers.LlamaForCausalLM
+
+
+def test_generation_of_an_encoder_and_deeper_decoder() -> None:
+    _, device = planned("--model", "blenderbot", "--seq", "64", "--generate", "2")
+    with torch.device("meta"):
+        whole = transformers.BlenderbotForConditionalGeneration(transformers.BlenderbotConfig())
+    size = 2 * sum(each.numel() for each in whole.parameters())
+    assert device["weights"] == pytest.approx(size, rel=0.001)
+
+
+def test_defaults_that_make_no_model_are_named() -> None:
+    done = run_command("plan", "--model", "dots1", "--seq", "8")
+    assert done.returncode == 1 and "'dots1' has the sizes that transformers" in done.stderr
+    assert "TypeError" in done.stderr
+
+
 def test_four_bits_of_a_transposed_layer(tmp_path: Path) -> None:
     sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 128}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from torchdevice.kernel.python.uncaught_errors import add_note
 from torchdevice.plan import four_bits, model_changes, model_words
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -52,24 +53,29 @@ def configuration(name: str) -> Any:
 
 
 def make(config: Any, dtype: torch.dtype) -> Any:
-    """Return a configuration's model on the meta device, of the class that it names.
+    """Return a configuration's model on the meta device: of the class that it names, if that
+    generates text, else of the one that transformers has for that.
 
     Raises:
         ValueError: It is no model of language.
     """
     import transformers
 
-    names = getattr(config, "architectures", None) or []
+    named = (
+        getattr(transformers, each, object) for each in getattr(config, "architectures", None) or []
+    )
+    mappings = [
+        transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
+        transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    ]
+    if config.is_encoder_decoder:
+        mappings.reverse()  # the other one has their decoders alone
+    mapped: Any = (each[type(config)] for each in mappings if type(config) in each)
+    # Some checkpoints name a class without the output layer.
     found: Any = next(
-        (getattr(transformers, name) for name in names if hasattr(transformers, name)), None
+        (each for each in (*named, *mapped) if issubclass(each, transformers.GenerationMixin)), None
     )
     if found is None:
-        kinds = (
-            transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
-            transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-        )
-        found = next((mapping[type(config)] for mapping in kinds if type(config) in mapping), None)
-    if found is None or not issubclass(found, transformers.GenerationMixin):
         raise ValueError(
             f"--model makes models that generate text, and {config.model_type!r} is none. Plan a "
             "program."
@@ -229,6 +235,25 @@ def work(model: Any, batch: int, length: int, *, train: bool, generate: int | No
             model(input_ids=tokens, **of_decoder)
 
 
+@contextlib.contextmanager
+def _defaults_explained(name: str) -> Iterator[None]:
+    """Note on an error that a model has sizes which nobody chose."""
+    import transformers
+
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if name in transformers.CONFIG_MAPPING and not os.path.isdir(name):
+            add_note(
+                error,
+                f"{name!r} has the sizes that transformers gives it by default, and they may make "
+                "no whole model. Name a folder with the config.json of a checkpoint.",
+            )
+        raise
+
+
 def main(words: Sequence[str] | None = None) -> Any:
     """Run the program, and return the model, which lives as long as that of a script.
 
@@ -244,15 +269,15 @@ def main(words: Sequence[str] | None = None) -> Any:
         )
     transformers.logging.set_verbosity_error()  # what they say is for authors of programs
     warnings.simplefilter("ignore")  # PEFT's, too
-    try:
-        dtype = DTYPES[given.dtype] if given.dtype else None
-        tokens = given.seq + (given.generate or 0)
-        model = prepared(
-            given.model, given.train, dtype, checkpointing=given.checkpointing, tokens=tokens
-        )
-    except ValueError as error:
-        sys.exit(f"torchdevice: {error}")
-    work(model, given.batch, given.seq, train=given.train is not None, generate=given.generate)
+    dtype = DTYPES[given.dtype] if given.dtype else None
+    tokens = given.seq + (given.generate or 0)
+    train, keeps = given.train, given.checkpointing
+    with _defaults_explained(given.model):
+        try:
+            model = prepared(given.model, train, dtype, checkpointing=keeps, tokens=tokens)
+        except ValueError as error:
+            sys.exit(f"torchdevice: {error}")
+        work(model, given.batch, given.seq, train=train is not None, generate=given.generate)
     return model
 
 
