@@ -52,7 +52,7 @@ def plan(
         BaseException: What the call raises, unless memory ran out.
     """
     given = memory if memory is not None or target != "cuda" else MEMORY
-    scope = simulate(target, count=devices, memory=given, compute="meta", values="assume")
+    scope = simulate(target, devices=devices, memory=given, compute="meta", values="assume")
     name = getattr(what, "__qualname__", type(what).__qualname__)
     found = peaks.Peaks()
     kept = []

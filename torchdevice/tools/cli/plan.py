@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from torchdevice.kernel.python.byte_sizes import written
-from torchdevice.plan import model_words
+from torchdevice.plan import launchers, model_words
 from torchdevice.tools.cli import plans, programs, run
-from torchdevice.tools.cli.parsing import CommandTexts, add_command
+from torchdevice.tools.cli.parsing import CommandTexts, add_command, refusals
 
 if TYPE_CHECKING:
     from torchdevice.plan.change_words import Change
@@ -32,6 +32,7 @@ _TEXTS = CommandTexts(
     usage=(
         "torchdevice plan [options] SCRIPT [args ...]\n"
         "       torchdevice plan [options] -m MODULE [args ...]\n"
+        "       torchdevice plan [options] torchrun [options] SCRIPT [args ...]\n"
         "       torchdevice plan [options] --model NAME [--batch N] [--seq N]\n"
         "                        [--train KIND | --generate N] [--dtype DTYPE]"
     ),
@@ -44,6 +45,7 @@ _TEXTS = CommandTexts(
         "  torchdevice plan --target simulated:cuda:2 train.py\n"
         "  torchdevice plan --model llama --batch 4 --train lora\n"
         "  torchdevice plan --sweep batch-size=1,2,4,8 train.py --max-steps 2\n"
+        "  torchdevice plan torchrun --nproc-per-node 4 train_ddp.py\n"
         "  torchdevice plan --world-size 4 train_ddp.py\n"
         "  torchdevice plan --world-size 4 --rank all train_pipeline.py\n"
         "  torchdevice plan --memory 16GiB train.py\n"
@@ -82,8 +84,14 @@ _TEXTS = CommandTexts(
         "--world-size": {
             "metavar": "N",
             "help": (
-                "plan rank 0 of N, for a program that torchrun starts; the other ranks do not run"
+                "plan rank 0 of N, for a program that torchrun starts; the other ranks do not run "
+                "(after 'torchrun' or 'accelerate launch' N is read from their flags)"
             ),
+        },
+        "--ranks-per-machine": {
+            "metavar": "N",
+            "default": 8,
+            "help": "the ranks of one machine, each with a GPU of its own (default: 8)",
         },
         "--rank": {
             "metavar": "R",
@@ -164,6 +172,7 @@ _TEXTS = CommandTexts(
             "--try",
             "--change",
             "--world-size",
+            "--ranks-per-machine",
             "--rank",
             "--interval",
             "--assume",
@@ -197,6 +206,7 @@ def add(commands: Any) -> None:
             _plan,
             _TEXTS,
             world_size=programs.number,
+            ranks_per_machine=programs.number,
             rank=_rank,
             sweep=_sweep,
             change=_change,
@@ -252,6 +262,7 @@ def _plan(options: argparse.Namespace) -> int:
         _refuse_flags_of_models(options)
     else:
         title = _take_model(options)
+    _take_launcher(options)
     _check_rank(options)
     made_by_others = _by_others(options) if options.rest else None
     if made_by_others is not None:
@@ -268,15 +279,48 @@ def _plan(options: argparse.Namespace) -> int:
     return run.start(options)
 
 
+def _take_launcher(options: argparse.Namespace) -> None:
+    """Let the program be what a launcher among the words would start, as a rank of as many."""
+    launcher = launchers.launcher_of(options.rest) if options.rest else None
+    # The names of a sweep may be flags of the launcher, so each plan reads its own words.
+    if launcher is None or options.sweep:
+        return
+    if options.world_size is not None:
+        options.parser.error(
+            "a launcher has the number of ranks in its own words. Leave --world-size out"
+        )
+    with refusals():
+        launch = launchers.read(launcher, _named_devices(options))
+    os.environ.update(launch.variables)
+    options.rest = launch.words
+    if launch.machines:
+        options.world_size = launch.machines * launch.on_machine
+        options.ranks_per_machine = launch.on_machine
+        said = {"--world-size": options.world_size, "--ranks-per-machine": launch.on_machine}
+        for name, value in said.items():
+            options.own += [name, str(value)]
+
+
+def _named_devices(options: argparse.Namespace) -> int:
+    """Return how many GPUs the command asks for; 0 if it does not say."""
+    if options.devices is not None or options.target is None:
+        return options.devices or 0
+    from torchdevice.simulation import models  # only a launcher counts GPUs
+
+    return models.count_of(options.target) or 0
+
+
 def _choose_device(options: argparse.Namespace) -> None:
     """Let the program be the rank that is planned, on a GPU of 1 TiB unless a target is named."""
-    rank = options.rank or 0
+    count, on_machine = options.world_size, options.ranks_per_machine
     if options.target is None:
-        local = rank % ON_MACHINE
-        options.target = "simulated:cuda" if local == 0 else f"simulated:cuda:{local + 1}"
+        options.target = f"simulated:cuda:{min(count or 1, on_machine)}"
         options.memory = options.memory or 1 << 40
-    if options.world_size is not None:
-        _be_rank(rank, options.world_size)
+    if count is not None:
+        rank = options.rank or 0
+        _be_rank(rank, count, on_machine)
+        local = str(rank % on_machine)
+        options.rest = [word.replace(launchers.LOCAL_RANK, local) for word in options.rest]
 
 
 def _refuse_flags_of_models(options: argparse.Namespace) -> None:
@@ -294,10 +338,6 @@ def _stdout_for_data() -> TextIO:
     return file
 
 
-ON_MACHINE = 8
-"""The ranks of one machine, each with a GPU of its own."""
-
-
 def _check_rank(options: argparse.Namespace) -> None:
     """Refuse a rank that does not exist."""
     if options.rank is None:
@@ -309,15 +349,23 @@ def _check_rank(options: argparse.Namespace) -> None:
         options.parser.error(f"--rank {options.rank} does not exist. The last one is {last}")
 
 
-def _be_rank(rank: int, count: int) -> None:
-    """Set the variables by which torch's launcher tells a process which rank of ``count`` it is, on
-    machines of eight.
+def _be_rank(rank: int, count: int, on_machine: int) -> None:
+    """Set the variables by which torch's launcher tells a process which rank of ``count`` it is.
+
+    Source: ``_start_workers`` in ``torch/distributed/elastic/agent/server/local_elastic_agent.py``.
     """
-    machine, local = divmod(rank, ON_MACHINE)
-    ranks = {"RANK": rank, "LOCAL_RANK": local, "GROUP_RANK": machine}
-    sizes = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": min(count, ON_MACHINE)}
+    machine, local = divmod(rank, on_machine)
+    ranks = {"RANK": rank, "ROLE_RANK": rank, "LOCAL_RANK": local, "GROUP_RANK": machine}
+    sizes = {
+        "WORLD_SIZE": count,
+        "ROLE_WORLD_SIZE": count,
+        "LOCAL_WORLD_SIZE": min(count, on_machine),
+        "GROUP_WORLD_SIZE": -(-count // on_machine),
+    }
     os.environ.update({name: str(value) for name, value in (ranks | sizes).items()})
     os.environ.update({"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"})
+    # Libraries ask it whether torch's launcher started them.
+    os.environ["TORCHELASTIC_RUN_ID"] = "none"
 
 
 class _Exclusion(NamedTuple):
@@ -438,6 +486,9 @@ def _begin(output: _Output) -> Callable[[Report, SystemExit | None], Any]:
         plan = peaks.data(found, report, exited or getattr(sys, "last_value", None))
         if output.title:
             _call(plan, output.title)
+        if output.options.world_size is not None:
+            rank = output.options.rank or 0
+            plan["program"] += f", rank {rank} of {output.options.world_size}"
         if changed is not None:
             plan |= {"change": str(changed.change), "not changed": changed.missing}
         refused = output.title and exited and not plan["devices"]  # the program said why

@@ -180,7 +180,8 @@ def ranks(options: argparse.Namespace, title: str) -> int:
         }
         for number in sorted(plans)
     ]
-    program = f"{title or plans[worst]['program']}, rank {worst} of {options.world_size}"
+    of_all = f", rank {worst} of {options.world_size}"
+    program = f"{title}{of_all}" if title else plans[worst]["program"]
     with output():
         show({**plans[worst], "program": program, "rank": worst, "ranks": of_each}, options)
     return int(not finished)
