@@ -145,3 +145,19 @@ def test_the_action_of_a_workflow(tmp_path: Path) -> None:
 def test_a_baseline_that_is_missing_is_refused(tmp_path: Path) -> None:
     done = run_command("plan", "--baseline", "b.json", "train.py", cwd=tmp_path)
     assert done.returncode == 2 and "'b.json' cannot be read" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--fits", "t4"], ["--baseline", "b.json", "--write-baseline"]])
+def test_a_judged_plan_has_its_report(words: list[str], tmp_path: Path) -> None:
+    program = ["-c", "import torch; torch.zeros(1 << 20, device='cuda')"]
+    done = run_command("plan", *words, "--report=page.html", *program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "It needs 532.00 MiB" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "words", [["--sweep", "batch=1,2"], ["--try"], ["--interval"], ["--world-size=2", "--rank=all"]]
+)
+def test_several_plans_have_no_report(words: list[str], tmp_path: Path) -> None:
+    done = run_command("plan", *words, "--report=page.html", "train.py", cwd=tmp_path)
+    assert done.returncode == 2 and "--report shows one plan" in done.stderr

@@ -379,6 +379,15 @@ class _Exclusion(NamedTuple):
 _JUDGING = ("baseline", "write_baseline", "fits")
 
 _EXCLUSIONS = (
+    *(
+        _Exclusion(flag, ("report",), f"--report shows one plan, and --{name} makes several")
+        for flag, name in {
+            "sweep": "sweep",
+            "tries": "try",
+            "interval": "interval",
+            "all_ranks": "rank all",
+        }.items()
+    ),
     _Exclusion(
         "sweep",
         _JUDGING,
@@ -473,7 +482,7 @@ def _begin(output: _Output) -> Callable[[Report, SystemExit | None], Any]:
     """Follow the memory of the devices from now on, make the change that is asked for, and return
     what prints the plan at the end and returns it.
     """
-    from torchdevice.plan import peaks
+    from torchdevice.plan import peaks, rendering
 
     found = peaks.Peaks()
     found.follow(_ranks(output.options))
@@ -500,6 +509,7 @@ def _begin(output: _Output) -> Callable[[Report, SystemExit | None], Any]:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return {
             **plan,
+            "answer": [*rendering.answer(plan)],
             "over time": {
                 f"cuda:{index}": found.timeline(index) for index in sorted(found.devices)
             },

@@ -240,6 +240,7 @@ def judge(options: argparse.Namespace, title: str) -> int:
         "plan",
         "--json",
         *_words_of_children(options.own),
+        *_report_flag(options.report),
         *options.rest,
     ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
@@ -255,6 +256,13 @@ def judge(options: argparse.Namespace, title: str) -> int:
     with output():
         show(plan, options)
     return int(not plan["finished"] or any(each["failed"] for each in plan["judged"]))
+
+
+def _report_flag(wanted: str | bool | None) -> list[str]:
+    """Return the flag for the report of a plan, as it was given."""
+    if wanted is None:
+        return []
+    return ["--report" if wanted is True else f"--report={wanted}"]
 
 
 def _show_sweep(
