@@ -31,9 +31,13 @@ OPERATORS = (
     "reduce_",
     "scatter_",
     "gather_",
-    "gather_into_tensor_",  # since torch 2.14
 )
 """The operators of ``c10d`` whose works have a future."""
+
+LACKED = ("gather_into_tensor_",)
+"""Operators since torch 2.14 that return a tensor and a work, and that fake groups refuse: "Backend
+fake does not support gather_single".
+"""
 
 
 def give_results() -> None:
@@ -44,13 +48,29 @@ def give_results() -> None:
     for name in OPERATORS:
         for key in ("CPU", "PrivateUse1"):
             registered_kernels.put_in_front(f"c10d::{name}", key, _run, "works of fake groups")
+    for name in LACKED:
+        for key in ("CPU", "PrivateUse1"):
+            registered_kernels.put_in_front(f"c10d::{name}", key, _stand_in, "works of fake groups")
 
 
 def _run(keys: Any, own: registered_kernels.Own, *args: Any, **kwargs: Any) -> Any:
     found = own(*args, **kwargs)
-    context = thread_state.state.context
-    if context is None or FAKE_RANKS not in context.settings:
+    if not _has_fake_ranks():
         return found
-    create: Any = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
-    work = create(done([*tensors(args[0])])).boxed()
+    work = _work(args[0])
     return (*found[:-1], work) if isinstance(found, (tuple, list)) else work
+
+
+def _stand_in(keys: Any, own: registered_kernels.Own, *args: Any, **kwargs: Any) -> Any:
+    return (args[0], _work(args[0])) if _has_fake_ranks() else own(*args, **kwargs)
+
+
+def _has_fake_ranks() -> bool:
+    context = thread_state.state.context
+    return context is not None and FAKE_RANKS in context.settings
+
+
+def _work(outputs: Any) -> Any:
+    """Return a work that is done, with these outputs."""
+    create: Any = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
+    return create(done([*tensors(outputs)])).boxed()
