@@ -208,6 +208,29 @@ def test_a_decoder_is_not_planned_without_its_encoder(name: str) -> None:
     assert not found.endswith("ForCausalLM")
 
 
+OF_PARTS = sorted(
+    config.model_type
+    for config, found in transformers.MODEL_FOR_CAUSAL_LM_MAPPING.items()
+    if found.config_class is (config.sub_configs or {}).get("text_config")
+)
+"""Architectures of several parts, of which the one of the text generates."""
+
+
+@pytest.mark.skipif(not OF_PARTS, reason="this release of transformers has none")
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", OF_PARTS)
+def test_the_text_of_a_model_of_several_parts(name: str) -> None:
+    config = models.configuration(name)
+    try:
+        with torch.device("meta"):
+            expected = transformers.AutoModelForCausalLM.from_config(config)
+    except TypeError as error:
+        pytest.skip(f"transformers' defaults make no model: {error}")
+    made = models.make(models.configuration(name), torch.float32)
+    shapes = [{key: each.shape for key, each in of.state_dict().items()} for of in (made, expected)]
+    assert type(made) is type(expected) and shapes[0] == shapes[1]
+
+
 @pytest.mark.parametrize("named", [["BartModel"], ["NoSuchClass"], [], None])
 def test_a_checkpoint_that_names_no_class_that_generates(named: Any) -> None:
     sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32}

@@ -80,6 +80,9 @@ def make(config: Any, dtype: torch.dtype) -> Any:
             f"--model makes models that generate text, and {config.model_type!r} is none. Plan a "
             "program."
         )
+    # As `from_config` of the classes that choose a model: of several parts it may be the text's.
+    if found.config_class is (getattr(config, "sub_configs", None) or {}).get("text_config"):
+        config = config.get_text_config()
     with torch.device("meta"):
         return found._from_config(config, dtype=dtype)
 
