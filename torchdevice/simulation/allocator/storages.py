@@ -565,7 +565,7 @@ def _without_memory(
         on.freed.append(freed)
         for observer in on.observers:
             observer.freed(owner.address)
-    if memory.nbytes >= LARGE and owner.watcher is None:
+    if memory.nbytes >= LARGE and owner.watcher is None and not isinstance(owner, MetaRef):
         # The reference to a smaller storage. A watcher must be older than the owner.
         owner = _reference(storage, on, memory, type(owner))
     return owner, old
