@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import _thread
 import gc
+import importlib
 import random
 import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -314,3 +316,64 @@ def test_garbage_that_is_due_while_an_error_unwinds() -> None:
     finally:
         gc.set_threshold(*threshold)
     assert caught.value is error
+
+
+def dropping(raising: Callable[[], Any]) -> None:
+    """Drop an object whose end calls a function. Python loses what that raises."""
+    dropped = Rang()
+    reference = weakref.ref(dropped, lambda _: raising())
+    del dropped
+    assert reference() is None
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+def test_a_signal_whose_error_is_lost_comes_again(kind: type[BaseException], target: str) -> None:
+    def alarmed() -> None:
+        signal.raise_signal(signal.SIGALRM)
+        repeat(int)
+
+    shown: list[Any] = []
+    before, sys.unraisablehook = sys.unraisablehook, shown.append
+    own = sys.unraisablehook
+    try:
+        with torchdevice.portable(target):
+            with pytest.raises(kind):
+                dropping(alarmed)
+            assert not shown
+            dropping(lambda: 1 // 0)  # another error goes to the program's hook
+        assert [each.exc_type for each in shown] == [ZeroDivisionError]
+        assert sys.unraisablehook is own
+    finally:
+        sys.unraisablehook = before
+
+
+COMPILING = """
+def compiling(*args):
+    signal.raise_signal(signal.SIGINT)
+    for _ in range(1000):
+        went_on.append("after a signal")
+    raise RuntimeError("the handler has waited for the compiler")
+"""
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+def test_a_compiler_is_interrupted_at_once(
+    target: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: dict[str, Any] = {"signal": signal, "went_on": []}
+    # In a file of the compiler: handlers run in the program's own code anyway.
+    exec(compile(COMPILING, torch._inductor.__file__, "exec"), names)
+    lowering = importlib.import_module("torch._inductor.graph").GraphLowering
+    monkeypatch.setattr(lowering, "compile_to_module", names["compiling"])
+    with (
+        torchdevice.portable(target, engine=engine),  # type: ignore[arg-type]
+        torch._inductor.utils.fresh_inductor_cache(),
+    ):
+        x = torch.ones(5, device="cuda")
+        double = torch.compile(lambda x: x * 2 + 1)
+        with pytest.raises(KeyboardInterrupt):
+            double(x)
+        assert not names["went_on"]
+        assert (x + 1).sum().item() == 10

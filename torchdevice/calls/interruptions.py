@@ -27,12 +27,13 @@ import _thread
 import gc
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, TypeVar
 
 import torch
 
@@ -44,6 +45,8 @@ from torchdevice.kernel.journal.callers import PROGRAM, kind_of
 from torchdevice.kernel.patching import Replaced, in_every_thread, put_in, take_out
 from torchdevice.kernel.python.per_thread import readable_early
 from torchdevice.kernel.torch_internals import is_torch_function_all_disabled
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @readable_early
@@ -180,10 +183,27 @@ is_asked: Callable[[], bool] = bool
 """Whether torch asks the device guard, see ``simulation/device_guard.py``, which sets it."""
 
 
+_open: dict[int, CodeType] = {}
+"""The code of functions in whose calls handlers run, by its identity."""
+
+
+def lets_handlers_run(function: F) -> F:
+    """Let handlers run in what a function calls: code of the program, or a compiler for minutes.
+
+    Returns:
+        The function itself.
+    """
+    _open[id(function.__code__)] = function.__code__  # type: ignore[attr-defined]
+    return function
+
+
+lets_handlers_run(with_mode)
+
+
 def _is_handled(frame: FrameType | None) -> bool:
     """Return whether a frame is in a torch call handled here, and runs no code of the program."""
-    # The search ends at `with_mode`, where this package calls the program's code again.
-    while frame is not None and frame.f_code is not with_mode.__code__:
+    # By identity, because equality of code compares all of it.
+    while frame is not None and id(frame.f_code) not in _open:
         if frame.f_code is _OFF_THE_STACK or frame.f_code.co_filename.startswith(_handling):
             return True
         if kind_of(frame) == PROGRAM:
@@ -202,9 +222,35 @@ class _Waiting:
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
         if not (is_asked() or _is_handled(frame)):
-            return as_program(self.handler, number, frame)
+            try:
+                return as_program(self.handler, number, frame)
+            except BaseException as error:
+                setattr(error, _OF_SIGNAL, number)  # for `_come_again`
+                raise
         # Python would run the handler again after a call in this function. Unpacking is none.
         (_,) = map(_interrupt, (number,))
+
+
+_OF_SIGNAL = "_torchdevice_signal"
+
+
+def _come_again(original: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Return a hook by which a signal comes again whose error Python has lost.
+
+    A call that is left drops objects, and their destructors are the first code in which a handler
+    that has waited may run. torch's compiler has such destructors in Python. Python prints what
+    they raise, and a Ctrl-C would do nothing.
+    """
+
+    # A function of this file, in which handlers wait: Python would lose their errors here too.
+    def hook(unraisable: Any, /) -> None:
+        number = getattr(unraisable.exc_value, _OF_SIGNAL, None)
+        if number is None:
+            original(unraisable)
+        else:
+            _interrupt(number)
+
+    return hook
 
 
 def _own(handler: Any) -> Any:
@@ -225,6 +271,7 @@ def _get(original: Any, signalnum: Any) -> Any:
 _patches = (
     Replaced(signal, "signal", in_every_thread(_set)),
     Replaced(signal, "getsignal", in_every_thread(_get)),
+    Replaced(sys, "unraisablehook", _come_again),
 )
 
 

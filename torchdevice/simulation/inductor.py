@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchdevice.calls.interruptions import lets_handlers_run
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.python.per_thread import PerThread, having
 from torchdevice.simulation import device_generators, overwritten_outputs, policy
@@ -52,6 +53,7 @@ def _missing_compiler() -> str:
     return ""
 
 
+@lets_handlers_run
 def compile_graph(
     compile_one: Compiled, gm: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any
 ) -> Any:

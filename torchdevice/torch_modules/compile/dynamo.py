@@ -19,6 +19,7 @@ import torch
 from torch.utils._device import _device_constructors
 
 from torchdevice.calls import traced
+from torchdevice.calls.interruptions import lets_handlers_run
 from torchdevice.errors import FidelityError
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.bindings import LATER, Late
@@ -316,6 +317,7 @@ def _call_higher_order(
     return original(self, tx, fn, types, *call)
 
 
+@lets_handlers_run
 def truthfully(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Call ``original`` as if no scope were active: a compiler sees the real machine."""
     with thread_state.suspended(compiling=True):

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torchdevice.calls.interruptions import lets_handlers_run
 from torchdevice.calls.mode import with_mode
 from torchdevice.errors import NotSupportedError
 from torchdevice.kernel import thread_state, torch_internals
@@ -67,6 +68,7 @@ def _compile_model(context: Context, original: Any, gm: Any, *args: Any, **kwarg
         return original(gm, *args, **kwargs)
 
 
+@lets_handlers_run
 def _compile_one(context: Context, original: Any, gm: Any, inputs: Any, **options: Any) -> Any:
     """Compile an ATen graph, forward or backward. Every way to Inductor passes here."""
     if _runs_by_operators(context, gm):
