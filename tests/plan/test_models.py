@@ -189,6 +189,17 @@ def test_a_vocabulary_as_long_as_the_positions() -> None:
             models._check_positions(models.make(table, torch.float32), 1500)
 
 
+def test_a_decoder_of_its_own_does_not_go_on_with_the_encoders_tokens(tmp_path: Path) -> None:
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 100}
+    config = {"model_type": "bart", "max_position_embeddings": 64, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for seq, generate, fits in ((60, 30, True), (60, 63, True), (60, 64, False), (65, 5, False)):
+        words = ("--model", str(tmp_path), "--seq", str(seq), "--generate", str(generate))
+        done = run_command("plan", "--batch", "1", *words)
+        assert (done.returncode == 0) is fits, done.stderr
+        assert fits or "'bart' has 64 positions, fewer than 65 tokens" in done.stderr
+
+
 def test_an_encoder_and_decoder_by_its_architecture() -> None:
     plan, _ = planned("--model", "t5", "--train", "full", "--seq", "64")
     assert plan["finished"]

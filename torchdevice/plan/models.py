@@ -115,7 +115,8 @@ def prepared(
     dtype: torch.dtype | None,
     *,
     checkpointing: bool = False,
-    tokens: int = 1,
+    seq: int = 1,
+    generate: int | None = None,
 ) -> Any:
     """Return a model on the GPU, as a way of training it begins.
 
@@ -125,14 +126,17 @@ def prepared(
         dtype: The dtype of the weights; None for that of the configuration, else bfloat16.
         checkpointing: Whether activations are computed again in the backward pass. They are for
             ``"qlora"``, too, as ``peft.prepare_model_for_kbit_training`` has it.
-        tokens: The tokens of the longest sequence.
+        seq: The tokens of each sequence that it is given.
+        generate: How many tokens it generates; None for none.
 
     Raises:
         ValueError: There is no such model here, or it has no positions for so many tokens.
     """
     config = configuration(name)
     model = make(config, dtype or getattr(config, "dtype", None) or torch.bfloat16)
-    _check_positions(model, tokens)
+    more = generate or 0
+    # A decoder of its own begins with one token, and does not go on with those of the encoder.
+    _check_positions(model, max(seq, 1 + more) if config.is_encoder_decoder else seq + more)
     if train == "qlora":
         four_bits.replace(model, keep=model.get_output_embeddings())
         for each in model.parameters():  # as peft.prepare_model_for_kbit_training does
@@ -273,11 +277,11 @@ def main(words: Sequence[str] | None = None) -> Any:
     transformers.logging.set_verbosity_error()  # what they say is for authors of programs
     warnings.simplefilter("ignore")  # PEFT's, too
     dtype = DTYPES[given.dtype] if given.dtype else None
-    tokens = given.seq + (given.generate or 0)
-    train, keeps = given.train, given.checkpointing
+    options = {"checkpointing": given.checkpointing, "seq": given.seq, "generate": given.generate}
+    train = given.train
     with _defaults_explained(given.model):
         try:
-            model = prepared(given.model, train, dtype, checkpointing=keeps, tokens=tokens)
+            model = prepared(given.model, train, dtype, **options)
         except ValueError as error:
             sys.exit(f"torchdevice: {error}")
         work(model, given.batch, given.seq, train=train is not None, generate=given.generate)
