@@ -75,6 +75,11 @@ def _slug(title: str) -> str:
     return re.sub(r"[^\w-]", "", title.lower().replace(" ", "-"))
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Take away the backslash that GitHub wants before a bar in code in a table."""
-    return _CODE.sub(lambda found: found[0].replace("\\|", "|"), html)
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Take away the backslash that GitHub wants before a bar in code in a table, and mark the pages
+    of the reference, whose long tables get a filter (docs/filter.js).
+    """
+    html = _CODE.sub(lambda found: found[0].replace("\\|", "|"), html)
+    if any(section.title == "Reference" for section in page.ancestors):
+        html += "<span data-reference hidden></span>"
+    return html

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.triton_kernels``: processor time of kernels, for docs/triton.md.
+"""``python -m benchmarks.triton_kernels``: processor time of kernels, for docs/performance.md.
 
 Each row is measured in a scope and by torch; with ``TRITON_INTERPRET=1`` set, by Triton's own
 interpreter and by torch. A name as argument measures the rows that contain it.

@@ -1,10 +1,12 @@
-// A box above the tables of a long page that shows only the rows, and the sections, with the typed words.
+// A box above the tables of a long page of the reference that shows only the rows, and the sections, with the typed words.
+// Such a page has the mark of .ci/mkdocs_hooks.py; other pages are read, not looked up.
 (function () {
   const LONG = 40; // rows, in all tables of a page
 
   function setUp() {
     const article = document.querySelector("article");
-    if (article === null || article.querySelector(".filter") !== null) return;
+    if (article === null || article.querySelector("[data-reference]") === null) return;
+    if (article.querySelector(".filter") !== null) return;
     const rows = Array.from(article.querySelectorAll("table tbody tr"));
     if (rows.length < LONG) return;
 

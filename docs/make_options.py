@@ -14,7 +14,7 @@ option that the call leaves out takes its value from its variable, and otherwise
 `enable(propagate=True)` set all variables for the processes that a program starts.
 
 In a configuration file of pytest the key of an option is its flag without dashes, as in `torchdevice_memory = 8GiB`
-([testing](testing.md)). The file comes after the variables.
+([tests](using.md#tests)). The file comes after the variables.
 
 A variable is set for the whole process and a file for a whole project, so values of `identity`, `memory` and `devices`
 from the environment or a file are dropped if the call's target cannot use them; passed explicitly, they raise.

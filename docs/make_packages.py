@@ -69,7 +69,7 @@ that it lacks raises an error that names it. TorchScript calls stand-ins, and ca
 ([below](#packages-that-nothing-stands-in-for)).
 
 Triton has wheels for Linux only. On other systems a program can import `triton` and define kernels, and a kernel that
-is launched raises an error. On Linux install it, and its [kernels run in NumPy](triton.md).
+is launched raises an error. On Linux install it, and its [kernels run in NumPy](simulation.md#triton-kernels).
 
 bitsandbytes has kernels of its own for CPUs. It chooses them while it is imported, so a scope lets it see the machine
 as it is. Its 4-bit and 8-bit layers and its 8-bit optimizers then compute on the CPU, also for simulated GPUs. torchao

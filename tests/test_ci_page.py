@@ -1,4 +1,4 @@
-"""The configurations of docs/testing.md parse, and their commands, variables and flags exist."""
+"""The configurations of docs/using.md parse, and their commands, variables and flags exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchdevice.tools.cli import main
 
 pytestmark = pytest.mark.one_engine
 
-TEXT = (ROOT / "docs" / "testing.md").read_text()
+TEXT = (ROOT / "docs" / "using.md").read_text()
 
 BLOCKS = {
     language: re.findall(rf"^```{language}\n(.*?)^```", TEXT, re.M | re.S)

@@ -1,4 +1,4 @@
-"""The recipes of docs/testing.md, as they stand there, in another project."""
+"""The recipes of docs/using.md, as they stand there, in another project."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from places import ROOT
 from processes import run_python
 
-PAGE = ROOT / "docs" / "testing.md"
+PAGE = ROOT / "docs" / "using.md"
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 

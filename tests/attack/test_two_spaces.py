@@ -69,7 +69,7 @@ class Writer:
     Args:
         seed: The seed of all choices.
         exact: Whether a move to the space where a tensor is always returns the tensor itself, as on
-            CUDA. Otherwise it may copy as docs/copies.md describes, and the program no longer
+            CUDA. Otherwise it may copy as docs/performance.md describes, and the program no longer
             writes to such memory.
     """
 

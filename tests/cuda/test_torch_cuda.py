@@ -298,7 +298,9 @@ class TestMemory:
         after = torch.cuda.memory_allocated()
         size = x.untyped_storage().nbytes()
         assert size <= after - before < 2 * size
-        assert torch.cuda.memory_reserved() >= after
+        # Of one moment: between two calls the process gives back small blocks of its heap.
+        figures = torch.cuda.memory_stats()
+        assert figures["reserved_bytes.all.current"] >= figures["allocated_bytes.all.current"]
         assert torch.cuda.max_memory_allocated() >= after
         del x
         assert torch.cuda.memory_allocated() < before + size

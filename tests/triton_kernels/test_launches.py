@@ -691,7 +691,7 @@ def test_another_version_of_triton_is_named() -> None:
 def test_the_page_has_the_table() -> None:
     from test_features import FEATURES
 
-    page = (Path(__file__).parents[2] / "docs" / "triton.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
     assert "\n".join(f"| {name} | {fidelity} |" for name, fidelity in FEATURES.items()) in page
 
 
