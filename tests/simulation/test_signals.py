@@ -349,7 +349,7 @@ def test_a_signal_whose_error_is_lost_comes_again(kind: type[BaseException], tar
 
 COMPILING = """
 def compiling(*args):
-    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGALRM)
     for _ in range(1000):
         went_on.append("after a signal")
     raise RuntimeError("the handler has waited for the compiler")
@@ -362,18 +362,23 @@ def compiling(*args):
 def test_a_compiler_is_interrupted_at_once(
     target: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Workers of xdist ignore SIGINT.
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     names: dict[str, Any] = {"signal": signal, "went_on": []}
     # In a file of the compiler: handlers run in the program's own code anyway.
     exec(compile(COMPILING, torch._inductor.__file__, "exec"), names)
     lowering = importlib.import_module("torch._inductor.graph").GraphLowering
     monkeypatch.setattr(lowering, "compile_to_module", names["compiling"])
-    with (
-        torchdevice.portable(target, engine=engine),  # type: ignore[arg-type]
-        torch._inductor.utils.fresh_inductor_cache(),
-    ):
-        x = torch.ones(5, device="cuda")
-        double = torch.compile(lambda x: x * 2 + 1)
-        with pytest.raises(KeyboardInterrupt):
-            double(x)
-        assert not names["went_on"]
-        assert (x + 1).sum().item() == 10
+    try:
+        with (
+            torchdevice.portable(target, engine=engine),  # type: ignore[arg-type]
+            torch._inductor.utils.fresh_inductor_cache(),
+        ):
+            x = torch.ones(5, device="cuda")
+            double = torch.compile(lambda x: x * 2 + 1)
+            with pytest.raises(KeyboardInterrupt):
+                double(x)
+            assert not names["went_on"]
+            assert (x + 1).sum().item() == 10
+    finally:
+        signal.signal(signal.SIGALRM, before)

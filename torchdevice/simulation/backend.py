@@ -237,9 +237,10 @@ def _register_kernels() -> None:
     for name in _COMPOSED_IN_FLOAT64:
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
             _put(name, _holding_doubles(overload_of(name).decompose), key)
+    _put("embedding", _in_programs_words("embedding", "CompositeExplicitAutograd"), "PrivateUse1")
     for name in _SHOWING_TENSORS:
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
-            _put(name, _in_programs_words(overload_of(name)), key)
+            _put(name, _in_programs_words(name, "CompositeImplicitAutograd"), key)
     layouts.register_nested()
     layouts.register_quantized()
     non_functional = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
@@ -284,13 +285,12 @@ def _named() -> set[str]:
 
 
 _WHOLE = (
-    "abs convolution_backward embedding empty_like kaiser_window kaiser_window.periodic "
-    "kaiser_window.beta"
+    "abs convolution_backward empty_like kaiser_window kaiser_window.periodic kaiser_window.beta"
 )
 
 _RUN_WHOLE = frozenset(_WHOLE.split())
-"""Composite operators that take another path on the CPU than on an out-of-tree device, whose errors
-name a type of tensors, or that printing needs.
+"""Composite operators that take another path on the CPU than on an out-of-tree device, or that
+printing needs.
 """
 
 
@@ -311,16 +311,18 @@ _COMPOSED_IN_FLOAT64 = [
 
 
 _SHOWING_TENSORS = ("istft", "tensor_split.tensor_indices_or_sections")
-"""Composite operators whose errors name the device or the type of an argument."""
+"""Composite operators, besides ``embedding``, whose errors name the device or type of an argument.
+"""
 
 
-def _in_programs_words(op: Any) -> Any:
+def _in_programs_words(name: str, key: str) -> Any:
     """Return torch's own composition of an operator, whose errors name the program's device."""
+    # Not ``decompose``, which prefers a composition in Python with other errors.
+    composition = functools.partial(overload_of(name)._op_dk, getattr(torch._C.DispatchKey, key))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         try:
-            # Not ``decompose``, which prefers a composition in Python with other errors.
-            return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+            return composition(*args, **kwargs)
         except RuntimeError as error:
             context = thread_state.state.context
             if context is not None:

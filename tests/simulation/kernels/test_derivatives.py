@@ -71,6 +71,9 @@ def convolution(*settings: bool) -> Function:
 REGISTERED: dict[str, Function] = {
     "_convolution": convolution(False, False, True, True),
     "_convolution.deprecated": convolution(False, False, True),
+    "istft": lambda x: torch.istft(
+        torch.complex(x, x).reshape(2, 3, 8), 4, window=torch.ones(4, device=x.device)
+    ),
     "linalg_matrix_rank": lambda x: aten.linalg_matrix_rank.default(x, 0.1),
     "linalg_matrix_rank.atol_rtol_float": lambda x: aten.linalg_matrix_rank.atol_rtol_float(
         x, atol=0.1
@@ -85,6 +88,9 @@ REGISTERED: dict[str, Function] = {
     "linalg_pinv.atol_rtol_float": lambda x: aten.linalg_pinv.atol_rtol_float(x, atol=0.1),
     "linalg_pinv.rcond_tensor": lambda x: aten.linalg_pinv.rcond_tensor(
         x, torch.full((), 0.1, device=x.device)
+    ),
+    "tensor_split.tensor_indices_or_sections": lambda x: (
+        torch.tensor_split(x, torch.tensor([1]))[1] ** 2
     ),
     "scaled_dot_product_attention": lambda x: F.scaled_dot_product_attention(x, x, x),
     **{

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -150,6 +150,16 @@ DISTRIBUTIONS: dict[str, Callable[[torch.Tensor], D.Distribution]] = {
 """The probability distributions that a policy of reinforcement learning is made of."""
 
 
+@pytest.fixture
+def validation() -> Iterator[None]:
+    """Arguments of distributions are checked, which Dynamo ends for the process."""
+    before = D.Distribution._validate_args
+    D.Distribution.set_default_validate_args(True)
+    yield
+    D.Distribution.set_default_validate_args(before)
+
+
+@pytest.mark.usefixtures("validation")
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_arguments_of_distributions_are_valid(name: str) -> None:
     with torchdevice.simulate(compute="meta", values="assume") as scope:
@@ -162,6 +172,7 @@ def test_arguments_of_distributions_are_valid(name: str) -> None:
     }
 
 
+@pytest.mark.usefixtures("validation")
 def test_arguments_of_distributions_that_have_values_are_checked() -> None:
     with (
         torchdevice.simulate(compute="meta", values="assume"),
