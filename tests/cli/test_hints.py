@@ -27,6 +27,8 @@ ASKS_FOR_CUDA = """
     [
         'assert x.device.type == "cuda"',
         "if not x.is_cuda: raise ValueError('Selected CUDA device(s) do not satisfy the GPU rule')",
+        "if not x.is_cuda: raise SystemExit('needs a GPU')",
+        "if not x.is_cuda: __import__('sys').exit('needs a GPU')",
     ],
 )
 def test_a_comparison_that_ends_the_program_is_named(condition: str, tmp_path: Path) -> None:
@@ -90,3 +92,15 @@ def test_the_demonstration(tmp_path: Path) -> None:
     assert "step 60: loss 0.0" in done.stdout and "The smallest GPU that fits: " in done.stdout
     assert "found at least two devices, cuda:0 and cuda:1!" in done.stdout
     assert [*tmp_path.iterdir()] == [], "it needs no files, and leaves none"
+
+
+@pytest.mark.parametrize(
+    "ending", ["sys.exit('no data')", "x.is_cuda or sys.exit(3)", "x.is_cuda or sys.exit()"]
+)
+def test_another_way_to_end_has_no_hint(ending: str, tmp_path: Path) -> None:
+    done = run_program(
+        tmp_path,
+        f"import sys, torch\nx = torch.ones(2, device='cuda')\n{ending}\n",
+        options=["--target", "cpu"],
+    )
+    assert "compares a device's type" not in done.stderr

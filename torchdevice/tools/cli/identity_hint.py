@@ -29,39 +29,51 @@ _FAR = 40
 def add_to(error: BaseException, frames: TracebackType | None, scope: Scope | None) -> None:
     """Note on an error of the program's own code which comparison with a device's type led to it.
 
+    Python shows no notes where a program ends itself with a text, which then gets the note.
+
     Args:
         error: The error, which nobody has caught.
         frames: Its traceback without this package's frames.
         scope: The scope of the program.
     """
-    if scope is None or frames is None or not isinstance(error, Exception):
-        return
+    if isinstance(error, SystemExit) and isinstance(error.code, str):
+        note = _note(frames, scope)
+        error.code = f"{error.code}\n{note}" if note else error.code
+    elif isinstance(error, Exception):
+        note = _note(frames, scope)
+        if note:
+            add_note(error, note)
+
+
+def _note(frames: TracebackType | None, scope: Scope | None) -> str:
+    """Return which comparison led to the end of the program; nothing if none is known."""
+    if scope is None or frames is None:
+        return ""
     context = scope._resolved()
     if context.options.identity == "program" or context.names.is_native:
-        return
+        return ""
     entries = [frames]
     while entries[-1].tb_next is not None:
         entries.append(entries[-1].tb_next)
     last = entries[-1].tb_frame.f_code.co_filename
     said = linecache.getline(last, entries[-1].tb_lineno)
     # The error is not in the program's words.
-    if is_library(last) or not re.search(r"\b(raise|assert)\b", said):
-        return
+    if is_library(last) or not re.search(r"\b(raise|assert|exit)\b", said):
+        return ""
     comparison = next(
         filter(None, (_comparison(entry, context.names.family) for entry in reversed(entries))),
         None,
     )
     if comparison is None:
-        return
+        return ""
     if context.runtime.shares_host_memory:
         remedy = "--target simulated:cuda"
     else:
         remedy = "--identity program"
-    add_note(
-        error,
+    return (
         f"{os.path.basename(comparison.path)}:{comparison.line} compares a device's type, which is "
         f"{context.runtime.device_type!r} here: {comparison.text.strip()}\n"
-        f"`torchdevice run {remedy}` lets tensors report the device that the program asked for.",
+        f"`torchdevice run {remedy}` lets tensors report the device that the program asked for."
     )
 
 

@@ -409,7 +409,9 @@ def _execute(program: Program, main: dict[str, Any]) -> None:
             code = pkgutil.read_code(io.BytesIO(program.source))
             exec(code or compile(program.source, program.file, "exec", dont_inherit=True), main)
             _forget_file(program, main)
-    except SystemExit:
+    except SystemExit as error:
+        with contextlib.suppress(Exception):  # the program's text is what is to be seen
+            _note_comparison(error, without_ours(error))
         raise
     except BaseException as error:
         trim(error.__cause__ or error.__context__)
