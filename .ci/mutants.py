@@ -324,10 +324,14 @@ def main() -> None:
     failed = False
     for source, some in mutants.items():
         files = tests[source]
+        if not some:
+            continue
         # A process of its own, because pytest runs once in one.
-        if some and os.fork() == 0:
+        child = os.fork()
+        if child == 0:
             os._exit(pytest.main([*FLAGS, *files], [Mutants(given.database, some, files)]))
-        failed = failed or (bool(some) and os.wait()[1] != 0)
+        _, status = os.waitpid(child, 0)
+        failed = failed or status != 0
     sys.exit(failed)
 
 

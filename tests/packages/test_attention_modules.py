@@ -118,6 +118,38 @@ def test_keys_that_a_mask_keeps(causal: bool) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize(("rows", "keys", "kept"), [(5, 3, 3), (4, 5, 2), (3, 3, 0)])
+def test_rows_that_see_no_key_weigh_all_equally(rows: int, keys: int, kept: int) -> None:
+    from flash_attn.modules.mha import CrossAttention
+
+    q, kv = drawn(1, rows, 2, 8), drawn(1, keys, 2, 2, 8)
+    mask = (torch.arange(keys) < kept)[None]
+    found = CrossAttention(causal=True)(q, kv, key_padding_mask=mask)
+    for row in range(rows):
+        seen = row + kept - rows + 1
+        if seen > 0:
+            given = kv[:, :seen, 0], kv[:, :seen, 1]
+            expected = attention(q[:, row : row + 1], *given)[0][0, 0]
+        else:
+            expected = kv[0, :, 1].mean(0)
+        torch.testing.assert_close(found[0, row], expected)
+
+
+def test_what_the_kernels_in_triton_refuse() -> None:
+    from flash_attn.flash_attn_triton import flash_attn_func
+
+    with torchdevice.simulate("a100"):
+        q = torch.zeros(1, 4, 2, 64, device="cuda", dtype=torch.float16)
+        bias = torch.zeros(1, 2, 4, 4, device="cuda", dtype=torch.float16)
+        assert flash_attn_func(q, q, q, bias).shape == q.shape
+        with pytest.raises(AssertionError, match="gives a bias no gradient"):
+            flash_attn_func(q, q, q, bias.requires_grad_())
+        with pytest.raises(AssertionError, match="heads of at most 128, and not of 256"):
+            flash_attn_func(*[q.repeat(1, 1, 1, 4)] * 3)
+        with pytest.raises(AssertionError, match=r"and not torch\.float32"):
+            flash_attn_func(q, q.float(), q)
+
+
 def test_networks() -> None:
     from flash_attn.modules.mlp import GatedMlp, Mlp
 

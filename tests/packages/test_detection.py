@@ -390,6 +390,16 @@ def test_focal_loss_of_a_softmax(weighted: bool, gamma: float) -> None:
     torch.testing.assert_close((out, gradient), (expected.detach(), slopes))
 
 
+def test_focal_loss_of_probabilities_at_the_ends() -> None:
+    """A target that is certainly wrong has the largest gradient, and one that is right none."""
+    softmax = torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+    given = softmax, torch.tensor([0, 1]), torch.empty(0)
+    buff, gradient = torch.zeros(2), torch.zeros(2, 2)
+    detection_kernels.softmax_focal_loss_backward(*given, buff, gradient, gamma=2.0, alpha=0.25)
+    assert buff.tolist() == [-0.25, 0.0]
+    assert gradient.tolist() == [[-0.25, 0.25], [0.0, 0.0]]
+
+
 def test_attention_to_maps_is_that_of_deformable_detr() -> None:
     from torchdevice.packages import deformable_attention as other
 

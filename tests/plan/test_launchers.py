@@ -123,12 +123,27 @@ def test_what_accelerate_would_start(
     assert variables.items() <= found.variables.items()
 
 
+def test_which_gpus_of_a_machine_ranks_have_is_no_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    words = ["--num_processes", "2", "--multi_gpu", "--gpu_ids", "2,3", "a.py"]
+    found = launchers.read(["accelerate.commands.launch", *words], 0)
+    assert found.on_machine == 2 and "CUDA_VISIBLE_DEVICES" not in found.variables
+    refused = ["accelerate.commands.launch", "--no_python", "/bin/echo"]
+    with pytest.raises(ValueError, match="starts no process of Python"):
+        launchers.read(refused, 1)
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--nnodes=1:4", "a.py"], "--nnodes 1:4 is a range"),
         (["--nproc-per-node=gpu", "a.py"], "--nproc-per-node gpu counts GPUs. Name them"),
+        (["--nproc-per-node=cpu", "a.py"], "counts this machine's processors. Write the number"),
+        (["--no-python", "/bin/echo"], "starts no process of Python"),
     ],
 )
 def test_an_unknown_number_of_ranks_is_refused(words: list[str], said: str) -> None:

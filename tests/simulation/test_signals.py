@@ -341,8 +341,12 @@ def test_a_signal_whose_error_is_lost_comes_again(kind: type[BaseException], tar
                 dropping(alarmed)
             assert not shown
             dropping(lambda: 1 // 0)  # another error goes to the program's hook
+            read = sys.unraisablehook
         assert [each.exc_type for each in shown] == [ZeroDivisionError]
         assert sys.unraisablehook is own
+        sys.unraisablehook = read  # as a program does that saved it in the scope
+        dropping(lambda: 1 // 0)
+        assert sys.unraisablehook is own and len(shown) == 2
     finally:
         sys.unraisablehook = before
 

@@ -10,7 +10,8 @@ torch also lets Python run handlers between the moment when it looks a method of
 and the moment when it calls it, and ends the process if a handler raises there, as Ctrl-C's does.
 Handlers wait there too.
 
-A program reads and sets its own handlers by ``signal.signal`` and ``signal.getsignal``.
+A program reads and sets its own handlers by ``signal.signal`` and ``signal.getsignal``. Where
+Python loses the error of a handler, in a destructor, the signal comes again.
 
 Python also collects garbage at any time. Destructors, callbacks of weak references and
 ``gc.callbacks`` that use the device would reach torch itself while the mode handles a call and is
@@ -242,13 +243,20 @@ def _come_again(original: Callable[[Any], Any]) -> Callable[[Any], None]:
     they raise, and a Ctrl-C would do nothing.
     """
 
+    # At the end of the process the names of this file are gone before the hook is.
+    module, patch, interrupt, mark = sys, _patches[0], _interrupt, _OF_SIGNAL
+    main_thread = threading.main_thread()
+
     # A function of this file, in which handlers wait: Python would lose their errors here too.
     def hook(unraisable: Any, /) -> None:
-        number = getattr(unraisable.exc_value, _OF_SIGNAL, None)
-        if number is None:
+        if module.unraisablehook is hook and not patch.expected:
+            module.unraisablehook = original  # a program has put back what it read in a scope
+        number = getattr(unraisable.exc_value, "__dict__", {}).pop(mark, None)
+        # Nothing is left to be interrupted where the main thread has ended: in exit handlers.
+        if number is None or not main_thread.is_alive():
             original(unraisable)
         else:
-            _interrupt(number)
+            interrupt(number)
 
     return hook
 

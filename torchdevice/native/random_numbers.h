@@ -332,7 +332,8 @@ void to_integers(const void* words, bool in_pairs, int64_t count, int64_t low, u
   const size_t width = in_pairs ? sizeof(uint64_t) : sizeof(uint32_t);
   const bool masks = (span & (span - 1)) == 0;
   const auto divisor = static_cast<uint32_t>(span);
-  const uint64_t inverse = masks ? 0 : UINT64_MAX / divisor + 1;
+  // Of words, whose spans are below 2 ** 28; that of pairs may have no low bits to divide by.
+  const uint64_t inverse = masks || in_pairs ? 0 : UINT64_MAX / divisor + 1;
   uint32_t narrow[BLOCK];
   uint64_t block[BLOCK];
   for (int64_t start = 0; start < count; start += BLOCK) {

@@ -77,8 +77,23 @@ def flash_attn_func(
         softmax_scale: The factor of the scores.
     """
     _check_half(q, k, v)
+    _check_triton(q, bias)
     right = q.shape[1] - k.shape[1] if causal else None
     return attention.attend(q, k, v, Rule(softmax_scale, right=right, bias=bias)).out
+
+
+def _check_triton(q: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """Check what the kernels in Triton take on a simulated GPU.
+
+    Raises:
+        AssertionError: They do not take it.
+    """
+    if not on_simulated_gpu():
+        return
+    if q.shape[-1] > 128:
+        raise AssertionError(f"the kernel takes heads of at most 128, and not of {q.shape[-1]}.")
+    if bias is not None and bias.requires_grad:
+        raise AssertionError("the kernel gives a bias no gradient. Detach the bias.")
 
 
 def _check_half(*given: torch.Tensor) -> None:
@@ -88,8 +103,9 @@ def _check_half(*given: torch.Tensor) -> None:
         AssertionError: One is not.
     """
     half = torch.float16, torch.bfloat16
-    if on_simulated_gpu() and any(each.dtype not in half for each in given):
-        raise AssertionError(f"the kernel takes {half}, and not {given[0].dtype}.")
+    other = [each.dtype for each in given if each.dtype not in half]
+    if on_simulated_gpu() and other:
+        raise AssertionError(f"the kernel takes {half}, and not {other[0]}.")
 
 
 class _Attention(nn.Module):
@@ -118,18 +134,26 @@ class _Attention(nn.Module):
         """Return attention of q to kv (batch, keys, 2, heads, size), of which a mask keeps some."""
         rows, keys = q.shape[1], kv.shape[1]
         bias = torch.zeros(q.shape[0], 1, rows, keys, device=q.device, dtype=torch.float32)
-        last = torch.full((1, 1, 1, 1), keys - rows, device=q.device)
         if key_padding_mask is not None:
             bias = bias.masked_fill(~key_padding_mask[:, None, None], _HIDDEN)
-            if isinstance(self, CrossAttention):  # whose last row sees the last key that is kept
-                last = key_padding_mask.sum(-1)[:, None, None, None] - rows
         if self.causal if causal is None else causal:
-            places = torch.arange(keys, device=q.device)
-            row = torch.arange(rows, device=q.device)[:, None]
-            bias = bias + torch.where(places > row + last, _HIDDEN, 0.0)
+            last = torch.full((), keys - rows, device=q.device)
+            bias = bias + torch.where(_is_later(rows, keys, last), _HIDDEN, 0.0)
         rule = Rule(self.softmax_scale, bias=bias.to(q.dtype), dropout=self._dropout())
         keys_of, values = kv.unbind(2)
         return attention.attend(q, keys_of, values, rule).out
+
+
+def _is_later(rows: int, keys: int, last: torch.Tensor) -> torch.Tensor:
+    """Return for (rows, keys) whether a key comes after those that a row sees.
+
+    Args:
+        rows: The number of rows.
+        keys: The number of keys.
+        last: The last key that row 0 sees.
+    """
+    row = torch.arange(rows, device=last.device)[:, None]
+    return torch.arange(keys, device=last.device) > row + last
 
 
 class _Flash(_Attention):
@@ -223,7 +247,22 @@ class CrossAttention(_Attention):
         causal: bool | None = None,
         key_padding_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return self._by_mask(q, kv, causal, key_padding_mask)
+        if not (self.causal if causal is None else causal):
+            return self._by_mask(q, kv, causal, key_padding_mask)
+        rows, keys = q.shape[1], kv.shape[1]
+        # With fewer heads of keys and values, heads that follow each other share one.
+        keys_of, values = kv.repeat_interleave(q.shape[2] // kv.shape[3], dim=3).unbind(2)
+        scale = q.shape[-1] ** -0.5 if self.softmax_scale is None else self.softmax_scale
+        scores = torch.einsum("bthd,bshd->bhts", q, keys_of * scale)
+        last = torch.full((1, 1, 1, 1), keys - rows, device=q.device)
+        if key_padding_mask is not None:
+            # The last row sees the last key that is kept.
+            last = key_padding_mask.sum(-1)[:, None, None, None] - rows
+            scores = scores + torch.where(key_padding_mask[:, None, None], 0.0, _HIDDEN)
+        # In the place of the scores, so that a row without a key weighs all keys equally.
+        scores = scores.masked_fill(_is_later(rows, keys, last), _HIDDEN)
+        weights = self.drop(scores.softmax(-1, dtype=values.dtype))
+        return torch.einsum("bhts,bshd->bthd", weights, values)
 
 
 def alibi_slopes_of(heads: int) -> torch.Tensor:

@@ -128,7 +128,14 @@ def _of_torchrun(torchrun: Any, args: Any, before: Mapping[str, str], devices: i
             f"torchrun's --nnodes {args.nnodes} is a range, and a plan holds for one number of "
             "ranks. Write one number."
         )
+    if args.no_python:
+        return _NOT_OF_PYTHON
     each = str(args.nproc_per_node)
+    if each == "cpu":
+        return (
+            "torchrun's --nproc-per-node cpu counts this machine's processors. Write the number "
+            "of ranks."
+        )
     if not each.isdecimal() and not devices:
         return (
             f"torchrun's --nproc-per-node {each} counts GPUs. Name them, as in '--target "
@@ -144,8 +151,16 @@ def _of_torchrun(torchrun: Any, args: Any, before: Mapping[str, str], devices: i
     )
 
 
-def _of_accelerate(args: Any, before: Mapping[str, str]) -> Launch:
-    """Return the one process that ``accelerate launch`` would start."""
+_NOT_OF_PYTHON = (
+    "The launcher starts no process of Python, so nothing here can be planned. Name the program "
+    "itself, with --world-size N."
+)
+
+
+def _of_accelerate(args: Any, before: Mapping[str, str]) -> Launch | str:
+    """Return the one process that ``accelerate launch`` would start, or why it is not planned."""
+    if args.no_python:
+        return _NOT_OF_PYTHON
     launching = importlib.import_module("accelerate.utils.launch")
     words, variables = launching.prepare_simple_launcher_cmd_env(args)
     # Without the interpreter, which a plan takes for granted.
@@ -153,7 +168,12 @@ def _of_accelerate(args: Any, before: Mapping[str, str]) -> Launch:
 
 
 def _set_since(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in now.items() if before.get(name) != value}
+    # The plan's GPUs are those that the ranks see, so it leaves out which of a machine they are.
+    return {
+        name: value
+        for name, value in now.items()
+        if before.get(name) != value and name != "CUDA_VISIBLE_DEVICES"
+    }
 
 
 if __name__ == "__main__":

@@ -353,7 +353,7 @@ def _evidence(
 
 
 def _refused(peaks: Peaks, error: BaseException | None) -> int:
-    """Return the bytes that the program needs for certain as it ended when they were refused."""
+    """Return the bytes that were refused where the program ended, or asked for no more, then."""
     ended = peaks.gave_up or isinstance(error, torch.OutOfMemoryError)
     return peaks.refused if ended else 0
 

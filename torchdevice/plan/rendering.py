@@ -20,7 +20,10 @@ def answer(plan: Mapping[str, Any]) -> Iterator[str]:
     """Yield the sentences that answer what the program needs, and which GPU has that."""
     if not plan["finished"]:
         # The text of the error is above: the interpreter has printed it.
-        yield f"The program did not finish: {plan['ended']}."
+        if plan["error"] is None:
+            yield f"The program may have given up: {plan['ended']}."
+        else:
+            yield f"The program did not finish: {plan['ended']}."
         if uses_gpus(plan):
             yield (
                 f"It needs at least {written(plan['at least'])}. A GPU that is not named below may "
