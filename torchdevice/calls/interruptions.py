@@ -226,7 +226,8 @@ class _Waiting:
             try:
                 return as_program(self.handler, number, frame)
             except BaseException as error:
-                setattr(error, _OF_SIGNAL, number)  # for `_come_again`
+                # For `_come_again`. Not by `setattr`, which a class may refuse.
+                vars(error)[_OF_SIGNAL] = number
                 raise
         # Python would run the handler again after a call in this function. Unpacking is none.
         (_,) = map(_interrupt, (number,))
