@@ -40,6 +40,7 @@ def plan_of(
         "program": "train.py",
         "finished": finished,
         "ended": "" if finished else "ValueError at train.py:4",
+        "error": None if finished else "ValueError: no",
         "advice": "",
         "versions": {"torch": "2.13.0", "transformers": "5.24.0"},
         "ran out": [],
@@ -79,7 +80,12 @@ def test_a_program_that_did_not_finish_fits_nothing() -> None:
     assert {each["fits"] for each in plan["fits"]} == {fitting.NO, fitting.UNKNOWN}
     assert fitting.smallest(plan["fits"]) is None and fitting.smallest(plan["macs"]) is None
     said = "\n".join(rendering.answer(plan))
+    assert said.startswith("The program did not finish: ValueError at train.py:4.")
     assert "at least 20.50 GiB" in said and "smallest" not in said
+    gave_up = plan | {"error": None, "ended": "memory ran out at train.py:4"}
+    assert next(rendering.answer(gave_up)) == (
+        "The program may have given up: memory ran out at train.py:4."
+    )
     assert "fits" not in dict(rendering.tables(plan)) and "Macs" not in dict(rendering.tables(plan))
 
 

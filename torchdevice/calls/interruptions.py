@@ -245,7 +245,10 @@ def _come_again(original: Callable[[Any], Any]) -> Callable[[Any], None]:
     """
 
     # At the end of the process the names of this file are gone before the hook is.
-    module, patch, interrupt, mark = sys, _patches[0], _interrupt, _OF_SIGNAL
+    module = sys
+    patch = _patches[0]
+    interrupt = _interrupt
+    mark = _OF_SIGNAL
     main_thread = threading.main_thread()
 
     # A function of this file, in which handlers wait: Python would lose their errors here too.
