@@ -636,10 +636,6 @@ _LEAST = torch.finfo(torch.float32).tiny
 """The least probability whose logarithm the kernel takes."""
 
 
-def _softmax_loss(probability: torch.Tensor, gamma: float, alpha: float) -> torch.Tensor:
-    return -alpha * (1 - probability) ** gamma * probability.clamp(min=_LEAST).log()
-
-
 @stands_in(f"{_EXT}.softmax_focal_loss_forward")
 def softmax_focal_loss_forward(
     input: torch.Tensor,
@@ -651,7 +647,8 @@ def softmax_focal_loss_forward(
 ) -> None:
     """Write the focal loss of each row, whose probabilities are given."""
     probability, factor = _of_targets(input, target, weight)
-    output.copy_(_softmax_loss(probability, gamma, alpha) * factor)
+    loss = -alpha * (1 - probability) ** gamma * probability.clamp(min=_LEAST).log()
+    output.copy_(loss * factor)
 
 
 @stands_in(f"{_EXT}.softmax_focal_loss_backward")

@@ -19,7 +19,7 @@ from torchdevice.packages.causal_convolution import (
     causal_conv1d_varlen_states,
 )
 from torchdevice.packages.gated_normalization import RMSNorm
-from torchdevice.packages.registry import stands_in, wide_dtype
+from torchdevice.packages.registry import stands_in, widened
 from torchdevice.packages.selective_scan import selective_state_update
 from torchdevice.packages.state_space_duality import (
     mamba_chunk_scan_combined,
@@ -289,7 +289,7 @@ class Mamba2(nn.Module):
         return self.out_proj(out)
 
     def _rates(self) -> torch.Tensor:
-        return -torch.exp(self.A_log.to(wide_dtype(self.A_log.dtype)))
+        return -torch.exp(*widened(self.A_log))
 
     def _skip(self) -> torch.Tensor:
         return self.D.unflatten(0, (self.nheads, self.headdim)) if self.D_has_hdim else self.D

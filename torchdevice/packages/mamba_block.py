@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from torchdevice.packages.causal_convolution import causal_conv1d_update, of_channels
-from torchdevice.packages.registry import stands_in, wide_dtype
+from torchdevice.packages.registry import stands_in, widened
 from torchdevice.packages.selective_scan import scanned, selective_state_update
 
 _MODULE = "mamba_ssm.ops.selective_scan_interface"
@@ -166,11 +166,12 @@ class Mamba(nn.Module):
             if inference_params.seqlen_offset > 0:
                 return self.step(hidden_states, *state)[0]
         xz = self.in_proj(hidden_states).transpose(1, 2)
+        (skip,) = widened(self.D)
+        (step_bias,) = widened(self.dt_proj.bias)
         if state is None:
             weights = self.conv1d.weight, self.conv1d.bias, self.x_proj.weight, self.dt_proj.weight
             last = self.out_proj.weight, self.out_proj.bias
-            rates, step_bias = self._rates(), _wide(self.dt_proj.bias)
-            return mamba_inner_fn(xz, *weights, *last, rates, D=_wide(self.D), delta_bias=step_bias)
+            return mamba_inner_fn(xz, *weights, *last, self._rates(), D=skip, delta_bias=step_bias)
         x, z = xz.chunk(2, 1)
         conv_state, ssm_state = state
         conv_state.copy_(functional.pad(x, (self.d_conv - x.shape[-1], 0)))
@@ -181,15 +182,15 @@ class Mamba(nn.Module):
             self._rates(),
             b.transpose(1, 2),
             c.transpose(1, 2),
-            _wide(self.D),
+            skip,
             z,
         )
-        y, last = scanned(x, *given, _wide(self.dt_proj.bias), True, True)
+        y, last = scanned(x, *given, step_bias, True, True)
         ssm_state.copy_(last)
         return self.out_proj(y.transpose(1, 2))
 
     def _rates(self) -> torch.Tensor:
-        return -torch.exp(_wide(self.A_log))
+        return -torch.exp(*widened(self.A_log))
 
     def _chosen(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return step sizes, B and C of values (..., channels)."""
@@ -241,8 +242,3 @@ class Mamba(nn.Module):
         if self.layer_idx not in kept:
             kept[self.layer_idx] = self.allocate_inference_cache(batch, 0)
         return kept[self.layer_idx]
-
-
-def _wide(parameter: torch.Tensor) -> torch.Tensor:
-    """Return a parameter in float32, or in a wider dtype that it has."""
-    return parameter.to(wide_dtype(parameter.dtype))

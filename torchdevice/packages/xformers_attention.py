@@ -150,8 +150,13 @@ class _Lengths(NamedTuple):
         return [stop - start for start, stop in itertools.pairwise(self.seqstart_py)]
 
 
+def _starts(seqlens: Sequence[int]) -> list[int]:
+    """Return where sequences begin, and the end of the last."""
+    return list(itertools.accumulate(seqlens, initial=0))
+
+
 def _lengths(seqlens: Sequence[int]) -> _Lengths:
-    starts = list(itertools.accumulate(seqlens, initial=0))
+    starts = _starts(seqlens)
     return _Lengths(
         torch.tensor(starts, dtype=torch.int32),
         max(seqlens, default=-1),
@@ -191,9 +196,7 @@ class _OfSequences(AttentionBias):
 
     def places(self) -> Iterable[tuple[slice, slice]]:
         """Yield where the rows and the keys of each sequence are."""
-        rows, keys = (
-            list(itertools.accumulate(each, initial=0)) for each in (self.q_seqlen, self.kv_seqlen)
-        )
+        rows, keys = (_starts(each) for each in (self.q_seqlen, self.kv_seqlen))
         for pair in zip(itertools.pairwise(rows), itertools.pairwise(keys), strict=True):
             yield slice(*pair[0]), slice(*pair[1])
 

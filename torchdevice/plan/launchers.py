@@ -15,7 +15,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
@@ -98,14 +98,22 @@ def main() -> None:
     devices = int(named)
     started: list[Launch | str] = []
     before = dict(os.environ)
+
+    def noting(read: Callable[[Any], Launch | str]) -> Callable[[Any], None]:
+        def start(args: Any) -> None:
+            if not args.no_python:  # else it starts a program that is none of Python
+                started.append(read(args))
+
+        return start
+
     torchrun: Any = importlib.import_module("torch.distributed.run")
     # Before the import of others, which take the function from there.
-    torchrun.run = lambda args: started.append(_of_torchrun(torchrun, args, before, devices))
+    torchrun.run = noting(lambda args: _of_torchrun(torchrun, args, before, devices))
     launcher: Any = importlib.import_module(module)
     activation = importlib.import_module("torchdevice.scope.activation")
     sys.argv = [module, *words]
     if hasattr(launcher, "simple_launcher"):
-        launcher.simple_launcher = lambda args: started.append(_of_accelerate(args, before))
+        launcher.simple_launcher = noting(lambda args: _of_accelerate(args, before))
         # It starts ranks on GPUs only where it finds more than one GPU.
         devices = devices or launcher.launch_command_parser().parse_args().num_processes
     with (
@@ -115,6 +123,10 @@ def main() -> None:
         launcher.main()
     for each in started:
         print(json.dumps({"refused": each} if isinstance(each, str) else each._asdict()))
+
+
+_COUNTED = {"cpu": "this machine's processors"}
+"""What a word for torchrun's ``--nproc-per-node`` counts, where that is not GPUs."""
 
 
 def _of_torchrun(torchrun: Any, args: Any, before: Mapping[str, str], devices: int) -> Launch | str:
@@ -128,14 +140,10 @@ def _of_torchrun(torchrun: Any, args: Any, before: Mapping[str, str], devices: i
             f"torchrun's --nnodes {args.nnodes} is a range, and a plan holds for one number of "
             "ranks. Write one number."
         )
-    if args.no_python:
-        return _NOT_OF_PYTHON
     each = str(args.nproc_per_node)
-    if each == "cpu":
-        return (
-            "torchrun's --nproc-per-node cpu counts this machine's processors. Write the number "
-            "of ranks."
-        )
+    counted = _COUNTED.get(each)
+    if counted is not None:
+        return f"torchrun's --nproc-per-node {each} counts {counted}. Write the number of ranks."
     if not each.isdecimal() and not devices:
         return (
             f"torchrun's --nproc-per-node {each} counts GPUs. Name them, as in '--target "
@@ -151,16 +159,8 @@ def _of_torchrun(torchrun: Any, args: Any, before: Mapping[str, str], devices: i
     )
 
 
-_NOT_OF_PYTHON = (
-    "The launcher starts no process of Python, so nothing here can be planned. Name the program "
-    "itself, with --world-size N."
-)
-
-
-def _of_accelerate(args: Any, before: Mapping[str, str]) -> Launch | str:
-    """Return the one process that ``accelerate launch`` would start, or why it is not planned."""
-    if args.no_python:
-        return _NOT_OF_PYTHON
+def _of_accelerate(args: Any, before: Mapping[str, str]) -> Launch:
+    """Return the one process that ``accelerate launch`` would start."""
     launching = importlib.import_module("accelerate.utils.launch")
     words, variables = launching.prepare_simple_launcher_cmd_env(args)
     # Without the interpreter, which a plan takes for granted.

@@ -277,14 +277,20 @@ def main(words: Sequence[str] | None = None) -> Any:
     transformers.logging.set_verbosity_error()  # what they say is for authors of programs
     warnings.simplefilter("ignore")  # PEFT's, too
     dtype = DTYPES[given.dtype] if given.dtype else None
-    options = {"checkpointing": given.checkpointing, "seq": given.seq, "generate": given.generate}
-    train = given.train
     with _defaults_explained(given.model):
         try:
-            model = prepared(given.model, train, dtype, **options)
+            model = prepared(
+                given.model,
+                given.train,
+                dtype,
+                checkpointing=given.checkpointing,
+                seq=given.seq,
+                generate=given.generate,
+            )
         except ValueError as error:
             sys.exit(f"torchdevice: {error}")
-        work(model, given.batch, given.seq, train=train is not None, generate=given.generate)
+        is_trained = given.train is not None
+        work(model, given.batch, given.seq, train=is_trained, generate=given.generate)
     return model
 
 

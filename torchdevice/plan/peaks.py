@@ -315,7 +315,7 @@ def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str,
     assumed = [*_assumed(report)]
     return {
         "program": formatting.program(report),
-        "finished": error is None and not peaks.gave_up,
+        "finished": _is_finished(peaks, error),
         "error": None if error is None else f"{type(error).__name__}: {error}",
         "ended": _ended(peaks, error),
         "advice": _advice(error),
@@ -343,7 +343,7 @@ def _evidence(
 ) -> fitting.Evidence:
     """Return what a plan proves, by how its program ended."""
     used = devices or any(each["devices"] for each in others)
-    finished = error is None and not peaks.gave_up
+    finished = _is_finished(peaks, error)
     return fitting.Evidence(
         finished=finished and bool(used) and all(each["ended"] for each in others),
         too_little=peaks.limit if _refused(peaks, error) else 0,
@@ -356,6 +356,11 @@ def _refused(peaks: Peaks, error: BaseException | None) -> int:
     """Return the bytes that were refused where the program ended, or asked for no more, then."""
     ended = peaks.gave_up or isinstance(error, torch.OutOfMemoryError)
     return peaks.refused if ended else 0
+
+
+def _is_finished(peaks: Peaks, error: BaseException | None) -> bool:
+    """Return whether a program came to its end, and not because memory ran out."""
+    return error is None and not peaks.gave_up
 
 
 def _ended(peaks: Peaks, error: BaseException | None) -> str:

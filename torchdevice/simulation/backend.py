@@ -234,13 +234,15 @@ def _register_kernels() -> None:
         _put(name, handwritten_kernels.convolve, "AutogradPrivateUse1")
     for name in sorted(_named().difference(handwritten_kernels.SPECIAL, layouts.MAKING)):
         _put(name, kernel_of(name), "PrivateUse1")
-    for name in _COMPOSED_IN_FLOAT64:
-        for key in ("PrivateUse1", "AutogradPrivateUse1"):
-            _put(name, _holding_doubles(overload_of(name).decompose), key)
     _put("embedding", _in_programs_words("embedding", "CompositeExplicitAutograd"), "PrivateUse1")
+    compositions = {
+        name: _holding_doubles(overload_of(name).decompose) for name in _COMPOSED_IN_FLOAT64
+    }
     for name in _SHOWING_TENSORS:
+        compositions[name] = _in_programs_words(name, "CompositeImplicitAutograd")
+    for name, kernel in compositions.items():
         for key in ("PrivateUse1", "AutogradPrivateUse1"):
-            _put(name, _in_programs_words(name, "CompositeImplicitAutograd"), key)
+            _put(name, kernel, key)
     layouts.register_nested()
     layouts.register_quantized()
     non_functional = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional

@@ -23,6 +23,7 @@ _HALVES = (torch.float16, torch.complex32)
 _LOW = (torch.float16, torch.bfloat16)
 
 _COMPLEX = frozenset({torch.complex64, torch.complex128})
+_WITHOUT_TOPK = _COMPLEX.union([torch.bool])
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 _SUMMED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -338,7 +339,7 @@ def _sorted(self: torch.Tensor, *args: Any, **named: Any) -> str:
 
 def _largest(self: torch.Tensor, *args: Any, **named: Any) -> str:
     dtype = dtype_of(self)
-    if dtype is not torch.bool and dtype not in _COMPLEX:
+    if dtype not in _WITHOUT_TOPK:
         return ""
     return f"\"topk_out_cuda\" not implemented for '{scalar_type(dtype)}'"
 
@@ -412,13 +413,7 @@ RULES = by_operator(
     ),
     Rule("sort", _too_long, "cuda/Sort.cpp: sort_cuda_kernel"),
     Rule("sort", _sorted, "cuda/Sort.cpp: sort_cuda_kernel", only=_COMPLEX),
-    Rule(
-        "topk",
-        _largest,
-        "cuda/TensorTopK.cu",
-        NotImplementedError,
-        only=_COMPLEX.union([torch.bool]),
-    ),
+    Rule("topk", _largest, "cuda/TensorTopK.cu", NotImplementedError, only=_WITHOUT_TOPK),
 )
 
 _SOLVER_OF_SPARSE_TENSORS = (

@@ -410,14 +410,13 @@ def _execute(program: Program, main: dict[str, Any]) -> None:
             exec(code or compile(program.source, program.file, "exec", dont_inherit=True), main)
             _forget_file(program, main)
     except SystemExit as error:
-        with contextlib.suppress(Exception):  # the program's text is what is to be seen
+        if isinstance(error.code, str):
             _note_comparison(error, without_ours(error))
         raise
     except BaseException as error:
         trim(error.__cause__ or error.__context__)
         frames = without_ours(error)
-        with contextlib.suppress(Exception):  # the program's error is what is to be seen
-            _note_comparison(error, frames)
+        _note_comparison(error, frames)
         _show_from(error, frames, functools.partial(_forget_file, program, main))
         raise
 
@@ -426,7 +425,8 @@ def _note_comparison(error: BaseException, frames: types.TracebackType | None) -
     from torchdevice.scope import activation
     from torchdevice.tools.cli import identity_hint
 
-    identity_hint.add_to(error, frames, activation.current())
+    with contextlib.suppress(Exception):  # the program's error is what is to be seen
+        identity_hint.add_to(error, frames, activation.current())
 
 
 def _forget_file(program: Program, main: dict[str, Any]) -> None:
