@@ -1004,10 +1004,10 @@ def test_entering_again_takes_few_frames_of_python(
         for name, _, frames in (line.partition("\t") for line in done.stdout.splitlines())
     }
     most = {
-        "mode cpu": 170,
-        "mode simulated:cuda": 215,
-        "wrap cpu": 210,
-        "wrap simulated:cuda": 285,
+        "mode cpu": 165,
+        "mode simulated:cuda": 195,
+        "wrap cpu": 195,
+        "wrap simulated:cuda": 235,
     }
     assert counted.keys() == most.keys(), done.stdout
     beyond = [name for name, frames in counted.items() if not 100 < frames <= most[name] + more]

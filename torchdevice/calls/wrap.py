@@ -605,13 +605,11 @@ class _ImportedByValue:
             self._add(place for _, place in found)
             self._seen, self._loaded = present, now
         # Only places that hold an original now: the program may have assigned another value since.
-        put_in(
-            [
-                patch
-                for patch in self._patches.values()
-                if id(patch.present_value(patch.name, None)) in originals
-            ]
-        )
+        held = []
+        for patch in self._patches.values():  # a comprehension would be a frame
+            if id(patch.present_value(patch.name, None)) in originals:
+                held.append(patch)
+        put_in(held)
 
     def remove(self) -> None:
         take_out(list(self._patches.values()))

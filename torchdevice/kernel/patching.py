@@ -586,7 +586,9 @@ class Installation:
 
     def _change(self) -> None:
         """Install or remove all patches, again if another call of this method came meanwhile."""
-        patches = self._built()
+        patches = self._patches
+        if patches is None:
+            patches = self._built()
         while True:
             # A nested call of this method replaces the round, and the outer call then starts again.
             self._round = this_round = object()

@@ -265,7 +265,7 @@ def include(wanted: bool) -> None:
     """Let this thread's calls come to the kernels in front, or not. May be called again."""
     if _thread.is_included is wanted:
         return
-    if wanted:
+    if wanted and not all(map(_has_fallback, _KEYS.values())):
         # On one line: see `put`.
         with _lock: prepare()  # noqa: E701  # fmt: skip
     # Until all are set. An interrupt may come between two, and the next call sets them anew.

@@ -81,10 +81,12 @@ def _digest_of(file: Path) -> Path:
 
 def is_built() -> bool:
     """Return whether there are kernels, loaded or in a file. Unusable ones are logged once."""
-    found = trouble()
+    if is_loaded():
+        return True
+    found = _trouble_of_file()
     if found:
         warn_once(f"Simulated devices compute by kernels in Python: {found}.")
-    return is_loaded()
+    return found == ""
 
 
 def is_loaded() -> bool:
@@ -96,11 +98,17 @@ def trouble() -> str:
     """Load built kernels. Return why they cannot be used, and the remedy; else nothing."""
     if is_loaded():  # what is loaded serves after its file is gone
         return ""
+    return _trouble_of_file() or ""
+
+
+def _trouble_of_file() -> str | None:
+    """Load the kernels of a file. Return why they are unusable, else ""; None without one."""
     try:
-        status = path().stat()
+        file = path()
+        status = os.stat(file)
     except (NativeKernelsError, OSError):
-        return ""
-    return _trouble_of(path(), status.st_ctime_ns, status.st_size)
+        return None
+    return _trouble_of(file, status.st_ctime_ns, status.st_size)
 
 
 @functools.cache  # entering asks

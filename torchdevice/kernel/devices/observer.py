@@ -180,6 +180,8 @@ class Observers:
 
     def end(self, *kinds: type[Observer]) -> list[Observer]:
         """Stop telling the observers of these classes, and return them. May be repeated."""
+        if not self._ends:
+            return []
         found = [each for each in self._ends if isinstance(each[0], kinds)]
         for _, ends in found:
             self._end(ends)

@@ -103,10 +103,10 @@ def serves(op: Any) -> bool:
 
 def put(context: Context) -> None:
     """Let the program's kernels for its accelerator serve a context's target. Repeatable."""
-    if context.names.is_native:
-        return
+    if not _libraries or context.names.is_native:
+        return  # few programs have such kernels
     key = _key_of(context.device_type)
-    for kernels in list(_libraries.values()):  # few programs have such kernels
+    for kernels in list(_libraries.values()):
         for prefix, name in list(kernels):
             kernel = functools.partial(_stand_in, prefix, name, key)
             registered_kernels.put_in_front(name, prefix + key, kernel, "kernels of the program's")
