@@ -145,16 +145,27 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 _failed: dict[str, None] = {}
 """The tests that failed in this process or its workers, in their order."""
 
+_slow: dict[str, None] = {}
+"""The functions of tests that were slow in this process or its workers, in their order."""
+
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note which tests failed, for :func:`pytest_unconfigure`."""
+    """Note which tests failed or were slow, for :func:`pytest_unconfigure`."""
     if report.failed:
         _failed[report.nodeid] = None
+    if report.duration >= long_tests.SLOW:
+        _slow[long_tests.function_of(report)] = None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Name failed tests in the last line: after an internal error there is no summary."""
-    if _failed and not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        return
+    if unrecorded := _slow.keys() - long_tests.recorded().keys():
+        # Every run takes these, so that it grows with each of them.
+        names = " ".join(sorted(unrecorded))
+        print(f"\nslow, and not recorded by `--record-seconds`: {names}", flush=True)
+    if _failed:
         print(f"\n{len(_failed)} failed: {' '.join(_failed)}", flush=True)
 
 

@@ -21,16 +21,19 @@ FILE = Path(__file__).with_name("seconds.json")
 LONG = 1.0
 """From how many seconds on a test is long. Others are not recorded."""
 
-BUDGET = 140.0
+SLOW = 5.0
+"""From how many seconds on a test whose seconds are not recorded is named at the end of a run."""
+
+BUDGET = 170.0
 """How many seconds the long tests of a run by day may take together."""
 
 ALONE = 20.0
 """How many seconds a test may take that stands for a file without short tests."""
 
 
-def function_of(item: pytest.Item) -> str:
+def function_of(test: pytest.Item | pytest.TestReport) -> str:
     """Return the name of a test without its case, by which its seconds are recorded."""
-    return item.nodeid.partition("[")[0]
+    return test.nodeid.partition("[")[0]
 
 
 def recorded() -> dict[str, float]:
@@ -81,7 +84,7 @@ class Recording:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the seconds of a case's setup, its call or its teardown."""
-        self.seconds[report.nodeid.partition("[")[0]][report.nodeid] += report.duration
+        self.seconds[function_of(report)][report.nodeid] += report.duration
 
     def pytest_sessionfinish(self) -> None:
         """Write the means of the tests' cases."""
