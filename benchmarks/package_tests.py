@@ -43,10 +43,13 @@ class Suite(NamedTuple):
 
 SUITES = (
     Suite("flash-attention", "2.8.3", "test_rotary.py", 6),
+    Suite("flash-attention", "2.8.3", "losses/test_cross_entropy.py", 6),
+    Suite("flash-attention", "2.8.3", "ops/test_dropout_layer_norm.py", 6),
     *(
         Suite("xformers", "0.0.32.post2", f"test_{name}.py", 3)
         for name in ("mem_eff_attention", "rmsnorm", "unbind")
     ),
+    Suite("apex", "0.1", "L0/run_fused_layer_norm/test_fused_layer_norm.py", 12),
     Suite("apex", "0.1", "L0/run_optimizers/test_adam.py"),
     Suite("apex", "0.1", "L0/run_optimizers/test_fused_optimizer.py"),
     Suite("apex", "0.1", "L0/run_optimizers/test_fused_novograd.py"),

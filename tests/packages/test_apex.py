@@ -54,6 +54,22 @@ def test_mixed_normalizations_return_the_dtype_of_the_weight() -> None:
     )
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_normalizations_in_autocast(name: str, affine: bool) -> None:
+    # apex casts all tensors by itself, so that the kernel gets rounded ones.
+    from apex import normalization
+
+    x = torch.randn(16, 32, 16, device="cuda")
+    plain = getattr(torch.nn, name)((32, 16), eps=1e-5, elementwise_affine=affine).cuda()
+    for kind in ("Fused", "MixedFused") if affine else ("Fused",):
+        fused = getattr(normalization, kind + name)((32, 16), elementwise_affine=affine).cuda()
+        with torch.autocast("cuda", torch.bfloat16):
+            found = fused(x)
+        assert found.dtype is torch.bfloat16
+        torch.testing.assert_close(found, plain(x.bfloat16().float()).bfloat16())
+
+
 def trained(make: Any, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Return a parameter after five steps of an optimizer."""
     torch.manual_seed(0)

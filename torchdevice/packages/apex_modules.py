@@ -10,15 +10,18 @@ import torch
 from torch import nn
 
 from torchdevice.packages.normalization import Way, normalized
-from torchdevice.packages.registry import refuses, stands_in, unseen
+from torchdevice.packages.registry import in_autocast_dtype, refuses, stands_in, unseen
 
 _MODULE = "apex.normalization.fused_layer_norm"
 
 
 def _over(
-    x: torch.Tensor, weight: Any, bias: Any, shape: Sequence[int], way: Way, dtype: Any = None
+    x: torch.Tensor, weight: Any, bias: Any, shape: Sequence[int], way: Way, is_mixed: bool = False
 ) -> torch.Tensor:
-    """Return x normalized over its last dimensions, which have a shape."""
+    """Return x normalized over its last dimensions, which have a shape.
+
+    The result has the dtype of x; with ``is_mixed`` that of the weight.
+    """
     with unseen():
         whole = x.shape
     if tuple(whole[len(whole) - len(shape) :]) != tuple(shape):
@@ -26,6 +29,14 @@ def _over(
             f"x has the shape {tuple(whole)}, which does not end in "
             f"normalized_shape={tuple(shape)}."
         )
+    x = in_autocast_dtype(x)
+    if weight is not None:
+        weight = in_autocast_dtype(weight)
+    if bias is not None:
+        bias = in_autocast_dtype(bias)
+    dtype = x.dtype
+    if is_mixed and weight is not None:
+        dtype = weight.dtype
     if len(shape) == 1:
         return normalized(x, weight, bias, way, dtype)
     rows = x.flatten(len(whole) - len(shape))
@@ -118,10 +129,8 @@ class _Fused(nn.Module):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         bias = None if self.is_rms else self.bias
-        dtype = self.weight.dtype if self.mixed and self.weight is not None else None
-        return _over(
-            input, self.weight, bias, self.normalized_shape, Way(self.eps, self.is_rms), dtype
-        )
+        way = Way(self.eps, self.is_rms)
+        return _over(input, self.weight, bias, self.normalized_shape, way, self.mixed)
 
     def extra_repr(self) -> str:
         return (

@@ -9,22 +9,11 @@ from torch import nn
 from torch.nn import functional
 
 from torchdevice.kernel.thread_state import refuse
-from torchdevice.packages.registry import stands_in, widened, without_autocast
+from torchdevice.packages.registry import in_autocast_dtype, stands_in, widened, without_autocast
 
 _MODULE = "flash_attn.ops.fused_dense"
 
 _ONE_PROCESS = "Use torch.distributed.tensor.parallel.ColwiseParallel."
-
-
-def _in_autocast_dtype(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as autocast gives it to the kernel, which returns that one as a residual."""
-    if not torch._C._is_any_autocast_enabled():
-        return x
-    kind = x.device.type
-    # Autocast leaves float64 alone.
-    if x.dtype is torch.float64 or not torch.is_autocast_enabled(kind):
-        return x
-    return x.to(torch.get_autocast_dtype(kind))
 
 
 @stands_in(f"{_MODULE}.fused_dense_func")
@@ -39,7 +28,7 @@ def fused_dense_func(
     """Return the linear map of the last dimension; with ``return_residual`` x too."""
     if process_group is not None:
         refuse(f"{_MODULE}.fused_dense_func(process_group=...)", _ONE_PROCESS)
-    x = _in_autocast_dtype(x)
+    x = in_autocast_dtype(x)
     out = functional.linear(x, weight, bias)
     return (out, x) if return_residual else out
 
@@ -63,7 +52,7 @@ class FusedDense(nn.Linear):
     def forward(self, x: torch.Tensor, process_group: Any = None) -> Any:
         if process_group is not None:
             refuse(f"{_MODULE}.FusedDense(process_group=...)", _ONE_PROCESS)
-        x = _in_autocast_dtype(x)
+        x = in_autocast_dtype(x)
         out = functional.linear(x, self.weight, self.bias)
         return (out, x) if self.return_residual else out
 
@@ -122,7 +111,7 @@ class FusedMLP(nn.Module):
     def forward(self, x: torch.Tensor, process_group: Any = None) -> Any:
         if process_group is not None:
             refuse(f"{_MODULE}.FusedMLP(process_group=...)", _ONE_PROCESS)
-        x = _in_autocast_dtype(x)
+        x = in_autocast_dtype(x)
         out = self.fc2(_ACTIVATIONS[self.activation](self.fc1(x)))
         return (out, x) if self.return_residual else out
 

@@ -237,6 +237,17 @@ def without_autocast(tensor: torch.Tensor) -> AbstractContextManager[Any]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
 
 
+def in_autocast_dtype(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as autocast gives it to a kernel that a package casts for itself."""
+    if not torch._C._is_any_autocast_enabled():
+        return tensor
+    kind = tensor.device.type
+    # Autocast leaves float64 alone.
+    if tensor.dtype is torch.float64 or not torch.is_autocast_enabled(kind):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(kind))
+
+
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which kernels compute: float32, or a wider one."""
     return torch.promote_types(dtype, torch.float32)
