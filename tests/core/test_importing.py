@@ -16,7 +16,7 @@ import pytest
 import torchdevice
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.bindings import Late, LateModules
-from torchdevice.kernel.patching import Callback, Patch, Replaced
+from torchdevice.kernel.patching import Patch, Replaced
 
 pytestmark = pytest.mark.one_engine
 
@@ -119,12 +119,14 @@ def test_a_refused_module_is_found_and_not_imported() -> None:
 
 
 def test_one_error_keeps_no_other_module_from_its_removal() -> None:
-    def fail() -> None:
-        raise RuntimeError("half-way")
+    class Failing(Late):
+        def remove(self) -> None:
+            raise RuntimeError("half-way")
 
     module = importlib.import_module(NAME)
-    failing = Late("torch", lambda _: [Callback(str, fail)])
-    late = LateModules([Late(NAME, patches), failing])
+    late = LateModules(
+        [Late(NAME, patches), Failing("torch", lambda _: [Replaced(module, "loader", type)])]
+    )
     late.install()
     with pytest.raises(RuntimeError, match="half-way"):
         late.remove()

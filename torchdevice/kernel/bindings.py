@@ -75,6 +75,11 @@ class Late:
         for patch in self.patches:
             patch.install()
 
+    def remove(self) -> None:
+        """Take the patches out."""
+        for patch in reversed(self.patches):
+            patch.remove()
+
 
 class LateModules:
     """All modules that a scope waits for, as one patch: a finder that defers to Python's own.
@@ -93,22 +98,14 @@ class LateModules:
         for name, late in self.modules.items():
             # None keeps Python from importing a module. One being imported lacks its functions.
             module = sys.modules.get(name)
-            if module is None or getattr(module.__spec__, "_initializing", False):
-                continue
-            if not late.patches:
+            if module is not None and not getattr(module.__spec__, "_initializing", False):
                 late.install()
-                continue
-            for patch in late.patches:  # without a frame of Python for each module
-                patch.install()
 
     def remove(self) -> None:
         finders: list[Any] = sys.meta_path
         # On one line: somebody may come between two.
         finders.remove(self) if self in finders else None
-        steps: list[Callable[[], None]] = []
-        for late in reversed(self.modules.values()):
-            steps += map(operator.attrgetter("remove"), reversed(late.patches))
-        patching.do_all(steps)
+        patching.do_all([late.remove for late in reversed(self.modules.values()) if late.patches])
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         late = self.modules.get(name)
