@@ -43,7 +43,6 @@ class Suite(NamedTuple):
 
 SUITES = (
     Suite("flash-attention", "2.8.3", "test_rotary.py", 6),
-    Suite("flash-attention", "2.8.3", "losses/test_cross_entropy.py", 6),
     Suite("flash-attention", "2.8.3", "ops/test_dropout_layer_norm.py", 6),
     *(
         Suite("xformers", "0.0.32.post2", f"test_{name}.py", 3)
