@@ -280,3 +280,40 @@ def test_a_training_of_a_block_that_logs_by_nvml(target: str, tmp_path: Path) ->
     logged = {"simulated:a100": "NVIDIA A100-SXM4-40GB True"}
     expected = [logged.get(target, "NVML Shared Library Not Found"), "True"]
     assert done.stdout.splitlines() == expected, done.stderr
+
+
+_KERNELS = """
+class CPU:
+    name = "cpu"
+
+class CUDA:
+    name = "cuda"
+
+def _backend():
+    import torch
+
+    return CPU() if torch.version.cuda is None else CUDA()
+"""
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:a100"])
+def test_kernels_of_the_hub_are_builds_for_the_target(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The library chooses a build by this function, which takes CUDA from the scope.
+    package = tmp_path / "kernels"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "backends.py").write_text(_KERNELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("kernels", "kernels.backends"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with torchdevice.portable(target=target):
+        from kernels import backends
+
+        assert torch.version.cuda is not None
+        assert backends._backend().name == "cpu"
+    # A build for CUDA shows its version outside scopes, GPU or not.
+    assert (backends._backend().name == "cuda") is (torch.version.cuda is not None)
+    for name in ("kernels", "kernels.backends"):
+        sys.modules.pop(name, None)

@@ -436,6 +436,9 @@ def test_autocast(case: Case) -> None:
     with torch.autocast("cuda", torch.bfloat16):
         total = case.total(*single)
     found = torch.autograd.grad(total, single, allow_unused=True, materialize_grads=True)
+    # Of rows that are normalized without a weight the total hardly depends on the input, so that
+    # the gradient is that of roundings.
+    least = 0.05 * total.detach().abs()
     for one, expected in zip(found, gradients(case, given), strict=True):
         assert one.dtype is torch.float32
-        assert (one - expected).norm() <= 0.05 * expected.norm() + 1e-5
+        assert (one - expected).norm() <= 0.05 * max(expected.norm(), least) + 1e-5

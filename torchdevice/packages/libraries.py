@@ -14,6 +14,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from torchdevice.kernel import thread_state
 from torchdevice.kernel.bindings import later
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.journal import callers
@@ -64,6 +65,25 @@ def _is_there_for_programs(package: str) -> Any:
 # for the process. Its text sees the machine as it is, so that it takes its kernels for CPUs instead
 # of a library for CUDA that cannot load.
 later("bitsandbytes")(lambda module: [])
+
+
+# ---- kernels -------------------------------------------------------------------------------------
+
+
+@later("kernels.backends", sees_scope=True)
+def _patches_of_variants(module: ModuleType) -> list[Patch]:
+    """Let the library of Hugging Face's Hub take a kernel's build for the target.
+
+    It goes by ``torch.version.cuda``, and a build for CUDA computes on no other device.
+    """
+
+    def backend(context: Context, original: Any) -> Any:
+        with thread_state.suspended():
+            found = original()
+        # What it finds in a build for CUDA on a machine without a GPU.
+        return module.CPU() if found.name == "cuda" else found
+
+    return [replaced_function(module, "_backend", backend, native_to="cuda", may_be_absent=True)]
 
 
 # ---- transformers --------------------------------------------------------------------------------
