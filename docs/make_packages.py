@@ -103,14 +103,14 @@ that is not stood in for. Of 40 short cases of its `test_flash_attn.py` 33 passe
 they compare the weights of `return_attn_probs` with dropout, which the package scales by the blocks of its kernel, and
 which are normalized here.
 
-The 22 cases of `test_dropout_layer_norm.py` that failed ask for the functions with a subset of the rows or with two
-residuals, which are not stood in for. Flash-attention's `test_cross_entropy.py` was not run, because a case takes 20
-GiB. The case of `test_fused_novograd.py` that failed compares a number of 1e-9 by its relative error; the absolute one
-is 1e-7. Tests of mmcv ran with mmcv-lite. Those that failed read a file beside the folder from which mmcv's tests are
-started, or took longer than 120 s with 1025 channels. Tests of torch-sparse's class SparseTensor were not run.
-xformers' tests get from its source what the stand-in lacks. Of the 15 cases of `test_mem_eff_attention.py` that failed
-on `simulated:a100` 12 import triton, one asks for a mask with pages, and two for refusals of combined kernels and
-strides that are taken here. The CPU refuses nothing, and one case took longer than 30 s there.
+The case of `test_dropout_layer_norm.py` that failed exceeds a bound of 1e-4 in float32 gradients by less than 5e-5,
+where torch's own norm is compared with itself. Flash-attention's `test_cross_entropy.py` was not run, because a case
+takes 20 GiB. The case of `test_fused_novograd.py` that failed compares a number of 1e-9 by its relative error; the
+absolute one is 1e-7. Tests of mmcv ran with mmcv-lite. Those that failed read a file beside the folder from which
+mmcv's tests are started, or took longer than 120 s with 1025 channels. Tests of torch-sparse's class SparseTensor were
+not run. xformers' tests get from its source what the stand-in lacks. Of the 15 cases of `test_mem_eff_attention.py`
+that failed on `simulated:a100` 12 import triton, one asks for a mask with pages, and two for refusals of combined
+kernels and strides that are taken here. The CPU refuses nothing, and one case took longer than 30 s there.
 Deformable DETR's `ops/test.py` passed on both targets, with gradients of heads of 30 and 32 numbers.
 
 | package | tests | target | run | passed | failed | skipped |

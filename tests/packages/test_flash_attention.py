@@ -434,6 +434,66 @@ class TestNormalization:
                 found[0] if prenorm else found, expected, (x, residual, weight, bias)
             )
 
+    @pytest.mark.parametrize("is_rms", [False, True])
+    def test_sum_of_two_branches(self, scope: Any, is_rms: bool) -> None:
+        from flash_attn.ops import layer_norm, rms_norm
+
+        function = (
+            rms_norm.dropout_add_rms_norm_parallel_residual
+            if is_rms
+            else layer_norm.dropout_add_layer_norm_parallel_residual
+        )
+        x0, x1, residual, *affine = given = [drawn(3, 8) for _ in range(3)] + [
+            drawn(8) for _ in range(4)
+        ]
+        total = x0 + x1 + residual
+        rows = total if is_rms else total - total.mean(-1, keepdim=True)
+        rows = rows / ((rows**2).mean(-1, keepdim=True) + 1e-3).sqrt()
+        expected = torch.stack([rows * affine[0] + affine[1], rows * affine[2] + affine[3]])
+        *norms, found, kept0, kept1 = function(
+            *given, 0.0, 1e-3, prenorm=True, return_dropout_mask=True
+        )
+        torch.testing.assert_close(found, total)
+        assert kept0.dtype is torch.uint8 and bool(kept0.all()) and bool(kept1.all())
+        same_with_gradients(torch.stack(norms), expected, given)
+        alone, nothing = function(x0, None, None, *affine[:2], None, None, 0.0, 1e-3)
+        plain = function(x0, torch.zeros_like(x0), None, *affine, 0.0, 1e-3)
+        assert nothing is None
+        torch.testing.assert_close(alone, plain[0])
+
+    @pytest.mark.parametrize("is_rms", [False, True])
+    def test_sum_of_a_part_of_the_rows(self, scope: Any, is_rms: bool) -> None:
+        from flash_attn.ops import layer_norm, rms_norm
+
+        function = (
+            rms_norm.dropout_add_rms_norm_subset
+            if is_rms
+            else layer_norm.dropout_add_layer_norm_subset
+        )
+        x0, residual, weight, bias, scale = given = (
+            drawn(2, 2, 8),
+            drawn(3, 2, 8),
+            drawn(8),
+            drawn(8),
+            drawn(8),
+        )
+        # Of three sequences x0 has the first and the third, and the result the second and third.
+        places = {
+            "x0_subset": torch.tensor([[1, 2], [0, 0], [3, 4]], dtype=torch.int32),
+            "out_subset": torch.tensor([[0, 0], [1, 2], [3, 4]], dtype=torch.int32),
+        }
+        total = torch.cat([2 * scale * x0[:1], torch.zeros(1, 2, 8), 2 * scale * x0[1:]]) + residual
+        rows = total if is_rms else total - total.mean(-1, keepdim=True)
+        rows = rows / ((rows**2).mean(-1, keepdim=True) + 1e-3).sqrt() * weight + bias
+        more = {"layerscale": scale, "rowscale_const": 2.0, "out_numrows": 4, **places}
+        found, found_total = function(x0, residual, weight, bias, 0.0, 1e-3, prenorm=True, **more)
+        torch.testing.assert_close(found_total, total)
+        same_with_gradients(found, rows[1:], given)
+        out, kept = function(
+            x0, residual, weight, bias, 0.5, 1e-3, return_dropout_mask=True, **more
+        )
+        assert out.shape == found.shape and kept.shape == x0.shape
+
     def test_modules_and_kinds_of_results(self, scope: Any) -> None:
         from flash_attn.ops.rms_norm import DropoutAddRMSNorm, RMSNorm, rms_norm
         from flash_attn.ops.triton.layer_norm import RMSNorm as OfTriton

@@ -172,6 +172,20 @@ def norms() -> Iterator[Case]:
     for kind in ("layer_norm.dropout_add_layer_norm", "rms_norm.dropout_add_rms_norm"):
         fixed = {"dropout_p": 0.0, "epsilon": 1e-5}
         yield calls(f"flash_attn.ops.{kind}", ROWS, ROWS, WEIGHT, WEIGHT, **fixed)
+        yield calls(
+            f"flash_attn.ops.{kind}_parallel_residual", ROWS, ROWS, ROWS, *[WEIGHT] * 4, **fixed
+        )
+        some = {"x0_subset": torch.tensor([0, 1, 2]), "out_subset": torch.tensor([1, 0, 2])}
+        yield calls(
+            f"flash_attn.ops.{kind}_subset",
+            (2, 6),
+            ROWS,
+            WEIGHT,
+            WEIGHT,
+            **fixed,
+            **some,
+            out_numrows=2,
+        )
     yield calls("flash_attn.ops.rms_norm.rms_norm", ROWS, WEIGHT, epsilon=1e-5)
     for kind in ("layer_norm.DropoutAddLayerNorm", "rms_norm.DropoutAddRMSNorm"):
         yield module(f"flash_attn.ops.{kind}", ROWS, 6)

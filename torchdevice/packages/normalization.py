@@ -70,7 +70,7 @@ def normalized(
     return rows if rounded is computed else rows.to(rounded)
 
 
-def _dropped(
+def dropped_out(
     x: torch.Tensor, probability: float, name: str
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return x after dropout, and which elements were kept; None where all were."""
@@ -97,9 +97,8 @@ def _summed(
     return total
 
 
-def _residual_dtype(
-    x: torch.Tensor, residual: torch.Tensor | None, in_float32: bool
-) -> torch.dtype:
+def residual_dtype(x: torch.Tensor, residual: torch.Tensor | None, in_float32: bool) -> torch.dtype:
+    """Return the dtype of the sum of x and a residual; ``in_float32`` counts without one."""
     if residual is not None:
         return residual.dtype
     return wide_dtype(x.dtype) if in_float32 else x.dtype
@@ -170,15 +169,19 @@ def _dropout_add(
     residual_in_fp32: bool,
     return_dropout_mask: bool,
 ) -> Any:
-    dropped, kept = _dropped(x, dropout_p, "flash_attn.ops")
+    dropped, kept = dropped_out(x, dropout_p, "flash_attn.ops")
     if layerscale is not None:
         dropped = dropped * layerscale
     total = _summed(dropped, residual, residual_in_fp32, rowscale).to(
-        _residual_dtype(x, residual, residual_in_fp32)
+        residual_dtype(x, residual, residual_in_fp32)
     )
-    mask = torch.ones_like(x, dtype=torch.uint8) if kept is None else kept.to(torch.uint8)
     found = normalized(total, weight, bias, way, x.dtype)
-    return _returned(found, (prenorm, total), (return_dropout_mask, mask))
+    return _returned(found, (prenorm, total), (return_dropout_mask, mask_of(x, kept)))
+
+
+def mask_of(x: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
+    """Return which elements of x were kept, as 0 and 1; all where there was no dropout."""
+    return torch.ones_like(x, dtype=torch.uint8) if kept is None else kept.to(torch.uint8)
 
 
 class Affine(nn.Module):
@@ -290,9 +293,9 @@ def layer_norm_fn(
     way = Way(eps, is_rms_norm, zero_centered_weight)
     if residual is None and not prenorm and not dropout_p and not return_dropout_mask:
         return normalized(x, weight, bias, way)
-    dropped, kept = _dropped(x, dropout_p, "flash_attn.ops.triton.layer_norm")
+    dropped, kept = dropped_out(x, dropout_p, "flash_attn.ops.triton.layer_norm")
     total = _summed(dropped, residual, residual_in_fp32).to(
-        _residual_dtype(x, residual, residual_in_fp32)
+        residual_dtype(x, residual, residual_in_fp32)
     )
     found = normalized(total, weight, bias, way, x.dtype)
     return _returned(found, (prenorm, total), (return_dropout_mask, kept))

@@ -48,6 +48,7 @@ PACKAGES: dict[str, Package] = {
             "flash_attention",
             "rotary_embedding",
             "normalization",
+            "residual_normalization",
             "cross_entropy",
             "fused_dense",
             "attention_modules",
