@@ -75,6 +75,7 @@ class MpsRuntime(Runtime):
         is_torch_accelerator=False,
         synchronizes_batch_norm=False,
         autocast_key="AutocastMPS",
+        has_addresses=False,
         lacks_in_module=frozenset({"device", "_initialized"}),
     )
     unsupported_dtypes = frozenset({torch.float64, torch.complex128})

@@ -70,6 +70,7 @@ class TorchSupport(NamedTuple):
             device has its own.
         synchronizes_batch_norm: Whether torch allows ``SyncBatchNorm`` on the device, and has its
             kernels.
+        has_addresses: Whether other code can use memory by the address that torch has for it.
         lacks_in_module: Names of ``torch.cuda`` that the device's module lacks, and torch itself
             asks of any module.
     """
@@ -80,6 +81,7 @@ class TorchSupport(NamedTuple):
     float16_autocast_is_finite: bool = True
     autocast_key: str | None = None
     synchronizes_batch_norm: bool = True
+    has_addresses: bool = True
     lacks_in_module: frozenset[str] = frozenset()
 
 

@@ -377,6 +377,7 @@ BUFFERS = {
 @supplied_function("_cuda_cudaCachingAllocator_raw_alloc", on=BUFFERS)
 def raw_alloc(context: Context, size: int, cuda_stream: int) -> int:
     """Return the address of new memory, by the current stream of the device."""
+    _report_buffer(context, "torch.cuda.caching_allocator_alloc")
     device = context.runtime.device(context.devices.target_index(context.thread.device_index))
     memory = [torch.empty(size, dtype=torch.uint8, device=device)]
     _raw(context)[memory[0].data_ptr()] = memory.clear
@@ -386,9 +387,15 @@ def raw_alloc(context: Context, size: int, cuda_stream: int) -> int:
 @supplied_function("_cuda_cudaCachingAllocator_raw_delete", on=BUFFERS)
 def raw_delete(context: Context, mem_ptr: int) -> None:
     """Free memory by its address."""
+    _report_buffer(context, "torch.cuda.caching_allocator_delete")
     if mem_ptr not in _raw(context):
         raise RuntimeError(f"invalid device pointer: {mem_ptr:#x}")  # CUDACachingAllocator.cpp
     _raw(context).pop(mem_ptr)()
+
+
+def _report_buffer(context: Context, name: str) -> None:
+    if not context.runtime.support.has_addresses:
+        context.report(name, "the address names a buffer of Metal", Fidelity.APPROXIMATE)
 
 
 _BY_VALUE = (
