@@ -31,33 +31,64 @@ def _filling(
     return prepare
 
 
-def _of_ones(function: Callable[[torch.Tensor], object]) -> Callable[[str, int], _Call]:
+def _of_ones(
+    function: Callable[[torch.Tensor], object], dtype: torch.dtype = torch.float32
+) -> Callable[[str, int], _Call]:
     def prepare(device: str, count: int) -> _Call:
-        x = torch.ones(count, device=device)
+        x = torch.ones(count, dtype=dtype, device=device)
         return lambda: function(x)
 
     return prepare
 
 
+def _multinomial(replacement: bool) -> Callable[[str, int], _Call]:
+    def prepare(device: str, count: int) -> _Call:
+        chances = torch.ones(100, device=device)
+        rows = chances.expand(count // 100, 100).contiguous()
+        return lambda: torch.multinomial(rows, 100, replacement)
+
+    return prepare
+
+
+_FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+_FILLED: dict[str, tuple[str, tuple[float, ...]]] = {
+    "uniform_": ("uniform_", ()),
+    "uniform_(-1, 1)": ("uniform_", (-1.0, 1.0)),
+    "normal_": ("normal_", ()),
+    "normal_(1, 2)": ("normal_", (1.0, 2.0)),
+    "exponential_": ("exponential_", ()),
+    "cauchy_": ("cauchy_", ()),
+    "geometric_": ("geometric_", (0.3,)),
+    "log_normal_": ("log_normal_", ()),
+    "bernoulli_": ("bernoulli_", (0.3,)),
+    "random_": ("random_", ()),
+}
+
 CASES: dict[str, Callable[[str, int], _Call]] = {
-    "uniform_": _filling("uniform_"),
-    "uniform_(-1, 1)": _filling("uniform_", -1.0, 1.0),
-    "uniform_, float64": _filling("uniform_", dtype=torch.float64),
-    "uniform_, float16": _filling("uniform_", dtype=torch.float16),
-    "normal_": _filling("normal_"),
-    "normal_(1, 2)": _filling("normal_", 1.0, 2.0),
-    "normal_, float64": _filling("normal_", dtype=torch.float64),
-    "normal_, bfloat16": _filling("normal_", dtype=torch.bfloat16),
+    **{
+        f"{name}, {str(dtype).removeprefix('torch.')}": _filling(method, *args, dtype=dtype)
+        for name, (method, args) in _FILLED.items()
+        for dtype in _FLOATING
+    },
     "random_, int64": _filling("random_", dtype=torch.int64),
     "random_(100), int64": _filling("random_", 100, dtype=torch.int64),
-    "exponential_": _filling("exponential_"),
-    "cauchy_": _filling("cauchy_"),
-    "geometric_": _filling("geometric_", 0.3),
-    "log_normal_": _filling("log_normal_"),
-    "bernoulli_": _filling("bernoulli_", 0.3),
-    "bernoulli": _of_ones(torch.bernoulli),
-    "dropout": _of_ones(torch.nn.functional.dropout),
+    "random_(100), int32": _filling("random_", 100, dtype=torch.int32),
+    "random_(2**40), int64": _filling("random_", 2**40, dtype=torch.int64),
+    "rand": lambda device, count: lambda: torch.rand(count, device=device),
+    "randn": lambda device, count: lambda: torch.randn(count, device=device),
+    "randint": lambda device, count: lambda: torch.randint(100, (count,), device=device),
+    **{
+        f"{name}, {str(dtype).removeprefix('torch.')}": _of_ones(function, dtype)
+        for name, function in (
+            ("bernoulli", torch.bernoulli),
+            ("dropout", torch.nn.functional.dropout),
+        )
+        for dtype in _FLOATING
+    },
     "randperm": lambda device, count: lambda: torch.randperm(count, device=device),
+    "multinomial, with replacement": _multinomial(True),
+    "multinomial, without": _multinomial(False),
 }
 """Name -> function of a device and a number of elements that returns the call to measure."""
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy
 import torch
 
-from torchdevice.random_numbers import elementary, philox
+from torchdevice.random_numbers import elementary, philox, scratch
 from torchdevice.random_numbers.philox import Gpu, Kind, Source
 
 _aten = torch.ops.aten
@@ -165,9 +165,16 @@ def _scaled(x: torch.Tensor, factor: float, summand: float) -> torch.Tensor:
 
 
 def _logarithm(x: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(
-        numpy.log(x.numpy()) if _is_double(x) else elementary.logarithm(x.numpy())
-    )
+    values = x.numpy()
+    if _is_double(x):
+        return torch.from_numpy(numpy.log(values))
+    found = numpy.empty_like(values)
+    with scratch.borrowed() as room:
+        for start in range(0, len(values), scratch.CHUNK):
+            part = slice(start, start + scratch.CHUNK)
+            room.used = 0
+            found[part] = elementary.logarithm(values[part], room)
+    return torch.from_numpy(found)
 
 
 def _uniform_numbers(draw: Drawing, tensor: torch.Tensor) -> torch.Tensor:
@@ -412,8 +419,7 @@ def _shuffle_equal(keys: torch.Tensor, places: torch.Tensor, source: Source) -> 
         while start + length < len(keys) and bool(equal[start + length - 1]):
             length += 1
         for step, last in enumerate(range(length - 1, 0, -1)):
-            word = philox.words(source, step // 4, start, 1)[step % 4]
-            other = int(word[0]) % (last + 1)
+            other = philox.words_of(source, step // 4, start)[step % 4] % (last + 1)
             one, two = start + last, start + other
             places[[one, two]] = places[[two, one]]
 

@@ -14,15 +14,18 @@ seed depend on the model of the GPU.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy
 
-from torchdevice.random_numbers import elementary
+from torchdevice.random_numbers import elementary, scratch
+from torchdevice.random_numbers.scratch import CHUNK, Scratch
 
 Words = numpy.ndarray[Any, Any]
-"""Words of 32 bits, each in an element of 64 bits."""
+"""Words of 32 bits, the lower halves of elements of 64 bits whose upper halves may be anything."""
 
 _BLOCK = 256
 """``block_size_bound``: the threads of a block."""
@@ -30,13 +33,36 @@ _BLOCK = 256
 _PER_CALL = 4
 """``max_generator_offsets_per_curand_call``: by how much a call of cuRAND moves the offset."""
 
-_MULTIPLIERS = numpy.uint64(0xD2511F53), numpy.uint64(0xCD9E8D57)
-_WEYL = 0x9E3779B9, 0xBB67AE85
-_ROUNDS = 10
-_LOW, _SHIFT = numpy.uint64(0xFFFFFFFF), numpy.uint64(32)
+_MASK = 0xFFFFFFFF
 
-_CHUNK = 16384
-"""Threads that are computed at a time: their words fit into a core's cache."""
+_FIRST, _SECOND = 0xD2511F53, 0xCD9E8D57
+"""The multipliers."""
+
+_ROUNDS = 10
+
+_WEYL = numpy.array(
+    [[turn * 0x9E3779B9 & _MASK, turn * 0xBB67AE85 & _MASK] for turn in range(_ROUNDS)],
+    numpy.uint64,
+)
+"""What each round adds to the two words of the key."""
+
+
+_UINT64, _FLOAT64 = numpy.dtype(numpy.uint64), numpy.dtype(numpy.float64)
+
+
+def _constant(value: int) -> Any:
+    # NumPy takes an array without dimensions in less time than one of its scalars.
+    return numpy.array(value, numpy.uint64)
+
+
+_BY_FIRST, _BY_SECOND, _LOW = map(_constant, (_FIRST, _SECOND, _MASK))
+_SHIFT, _TO_53 = _constant(32), _constant(53 - 32)
+
+_PRODUCTS = numpy.arange(CHUNK, dtype=numpy.uint64) * _BY_SECOND
+"""The products of the first threads in the first round."""
+
+_AT_LOW, _AT_HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
+"""Which of the two words of 64 bits in memory is the low one, and which the high one."""
 
 
 class Gpu(NamedTuple):
@@ -69,64 +95,93 @@ class Kind(NamedTuple):
         name: Its name, by which compiled code knows it.
         unroll: How many numbers a counter gives.
         dtype: The dtype of the numbers in NumPy.
-        numbers: Returns arrays of numbers of the four arrays of words, at least so many of the
-            ``unroll`` arrays.
+        numbers: Returns arrays of numbers of the arrays of words, which it may write to, at least
+            so many of the ``unroll`` arrays.
+        together: How many numbers are made of the same words.
+        is_compiled: Whether compiled code makes the numbers. Else it makes the words.
     """
 
     name: str
     unroll: int
     dtype: Any
-    numbers: Callable[[tuple[Words, ...], int], list[Any]]
+    numbers: Callable[[list[Words], int, Scratch], list[Any]]
+    together: int = 1
+    is_compiled: bool = True
+
+    def words_for(self, wanted: int) -> int:
+        """Return of how many of a counter's words so many of its numbers are made."""
+        return -(-wanted // self.together) * self.together * 4 // self.unroll
 
 
-def _words(words: tuple[Words, ...], wanted: int) -> list[Any]:
-    return list(words[:wanted])
+def _words(words: list[Words], wanted: int, room: Scratch) -> list[Any]:
+    return [elementary.narrow(each, room) for each in words[:wanted]]
 
 
-def _pairs(words: tuple[Words, ...], wanted: int) -> list[Any]:
+def _pairs(words: list[Words], wanted: int, room: Scratch) -> list[Any]:
     made = []
     for at in range(wanted):
         high, low = words[2 * at], words[2 * at + 1]
-        made.append((high << _SHIFT) | low)
+        high <<= _SHIFT
+        low &= _LOW
+        high |= low
+        made.append(high)
     return made
 
 
-def _uniform(words: tuple[Words, ...], wanted: int) -> list[Any]:
-    return [elementary.uniform(each) for each in words[:wanted]]
+def _uniform(words: list[Words], wanted: int, room: Scratch) -> list[Any]:
+    return [elementary.uniform(each, room) for each in words[:wanted]]
 
 
-def _unit(words: tuple[Words, ...], wanted: int) -> list[Any]:
+def _unit(words: list[Words], wanted: int, room: Scratch) -> list[Any]:
     """Return numbers in [0, 1): a kernel turns 1 to 0 (``uniform_kernel``)."""
-    found = _uniform(words, wanted)
+    found = _uniform(words, wanted, room)
     for each in found:
-        each[each == 1] = 0
+        if each.max() == 1:
+            each[each == 1] = 0
     return found
 
 
-def _uniform64(words: tuple[Words, ...], wanted: int) -> list[Any]:
+def _uniform64(words: list[Words], wanted: int, room: Scratch) -> list[Any]:
     """Return numbers in (0, 1], as ``curand_uniform2_double``."""
-    return [_in_unit(words[2 * at], words[2 * at + 1]) for at in range(wanted)]
+    return [_in_unit(words[2 * at], words[2 * at + 1], room) for at in range(wanted)]
 
 
-def _normal(words: tuple[Words, ...], wanted: int) -> list[Any]:
+def _normal(words: list[Words], wanted: int, room: Scratch) -> list[Any]:
     """Return normal numbers, as ``curand_normal4``."""
     made: list[Any] = []
     for at in range(0, wanted, 2):
-        made += elementary.normal(words[at], words[at + 1])
+        made += elementary.normal(words[at], words[at + 1], wanted - at, room)
     return made
 
 
-def _in_unit(low: Words, high: Words) -> Any:
+def _in_unit(low: Words, high: Words, room: Scratch) -> Any:
     """Return float64 in (0, 1] of 53 bits: the low word XOR the high one shifted by 21 bits."""
-    bits = low ^ (high << numpy.uint64(53 - 32))
-    return bits.astype(numpy.float64) * 2.0**-53 + 2.0**-54
+    high &= _LOW
+    high <<= _TO_53
+    low &= _LOW
+    high ^= low
+    # By way of signed integers, which NumPy converts faster.
+    found = room.array(len(high), _FLOAT64)
+    numpy.copyto(found, high.view(numpy.int64))
+    found *= 2.0**-53
+    found += 2.0**-54
+    return found
 
 
-def _normal64(words: tuple[Words, ...], wanted: int) -> list[Any]:
+def _normal64(words: list[Words], wanted: int, room: Scratch) -> list[Any]:
     """Return normal numbers, as ``curand_normal2_double``: by Box and Muller, the sine first."""
-    radius = numpy.sqrt(-2.0 * numpy.log(_in_unit(words[0], words[1])))
-    angle = _in_unit(words[2], words[3]) * (2.0 * numpy.pi)
-    return [radius * numpy.sin(angle), radius * numpy.cos(angle)]
+    radius = _in_unit(words[0], words[1], room)
+    numpy.log(radius, out=radius)
+    radius *= -2.0
+    numpy.sqrt(radius, out=radius)
+    angle = _in_unit(words[2], words[3], room)
+    angle *= 2.0 * numpy.pi
+    made = [numpy.sin(angle, out=room.array(len(angle), _FLOAT64))]
+    if wanted > 1:
+        made.append(numpy.cos(angle, out=angle))
+    for each in made:
+        each *= radius
+    return made
 
 
 WORDS = Kind("words", 4, numpy.uint32, _words)
@@ -134,8 +189,8 @@ PAIRS = Kind("pairs", 2, numpy.uint64, _pairs)
 UNIFORM = Kind("uniform", 4, numpy.float32, _uniform)
 UNIT = Kind("unit", 4, numpy.float32, _unit)
 UNIFORM64 = Kind("uniform64", 2, numpy.float64, _uniform64)
-NORMAL = Kind("normal", 4, numpy.float32, _normal)
-NORMAL64 = Kind("normal64", 2, numpy.float64, _normal64)
+NORMAL = Kind("normal", 4, numpy.float32, _normal, together=2)
+NORMAL64 = Kind("normal64", 2, numpy.float64, _normal64, together=2, is_compiled=False)
 
 
 class Source(NamedTuple):
@@ -169,61 +224,176 @@ scaling: list[Scaling] = []
 """The compiled function that is in use, if any. It gives what torch gives by way of float64."""
 
 
-def words(source: Source, counter: int, first: int, count: int) -> tuple[Words, ...]:
-    """Return four words of ``count`` threads from ``first``, at a counter past the offset."""
+class _Column:
+    """A number of 64 bits for each thread.
+
+    Args:
+        whole: The numbers.
+    """
+
+    __slots__ = "high", "low", "whole"
+
+    def __init__(self, whole: Words):
+        self.whole, words = whole, whole.view(numpy.uint32)
+        # From the first low word on, and from the first high one.
+        self.low = words[_AT_LOW : len(words) - _AT_HIGH]
+        self.high = words[_AT_HIGH : len(words) - _AT_LOW]
+
+
+@functools.lru_cache(maxsize=64)  # a program draws from few seeds
+def _keys(seed: int) -> tuple[list[list[int]], list[list[Any]]]:
+    """Return the words of the key in each round, and each with the next round's below it."""
+    words = numpy.zeros((_ROUNDS + 1, 2), numpy.uint64)
+    words[:_ROUNDS] = (_WEYL + numpy.array(_halves(seed), numpy.uint64)) & _LOW
+    joined = words[:-1] << _SHIFT | words[1:]
+    return words.tolist(), [[_constant(each) for each in both] for both in joined.tolist()]
+
+
+def words(
+    source: Source, counter: int, first: int, count: int, wanted: int, room: Scratch
+) -> list[Words]:
+    """Return the first words of ``count`` threads from ``first``, at a counter past the offset.
+
+    Args:
+        source: Where the numbers begin.
+        counter: The counter.
+        first: The first thread.
+        count: The number of threads, whose numbers have the same upper word.
+        wanted: How many words of each thread to return, or more.
+        room: Has the memory.
+    """
+    # A round makes products of words 0 and 2. New words 0 and 2 are the high words of the product
+    # of 2 and of that of 0, XOR words 1 and 3, XOR the key. New words 1 and 3 are the low words of
+    # the products. So the high word of a product meets the key of its round, and the low word that
+    # of the next: one XOR with both keys serves two rounds.
+    columns, products = _begin(source, counter, first, count, room)
+    joined = _keys(source.seed)[1]
+    full_rounds = _ROUNDS if wanted > 2 else _ROUNDS - 2
+    for turn in range(3, full_rounds):
+        _to_product(columns[0], _BY_FIRST)
+        _to_product(columns[1], _BY_SECOND)
+        if turn % 2:
+            columns[0].whole ^= joined[turn][1]
+        else:
+            columns[1].whole ^= joined[turn][0]
+        _join(products[1], columns[1])
+        _join(products[0], columns[0])
+        columns, products = products[::-1], columns
+    if wanted > 2:
+        return [each.whole for each in (columns[0], products[1], columns[1], products[0])]
+    # Word 0 of the last but one round, and word 2 of the last, are used no more.
+    _to_product(columns[0], _BY_FIRST)
+    _to_product(columns[1], _BY_SECOND)
+    columns[1].whole ^= joined[_ROUNDS - 2][0]
+    _join(products[0], columns[0])
+    _to_product(products[0], _BY_SECOND)
+    columns[1].low ^= products[0].high
+    return [columns[1].whole, products[0].whole]
+
+
+def words_of(source: Source, counter: int, thread: int) -> list[int]:
+    """Return the four words of one thread."""
+    with scratch.borrowed() as room:
+        made = words(source, counter, thread, 1, 4, room)
+        return [int(each[0]) & _MASK for each in made]
+
+
+def _begin(
+    source: Source, counter: int, first: int, count: int, room: Scratch
+) -> tuple[list[_Column], list[_Column]]:
+    """Return words 0 and 2 after three rounds, and the third round's products of words 0 and 2.
+
+    Words that are equal in all threads are computed once. The low words of the products have met
+    the key of the fourth round.
+    """
+    one, other = (_Column(room.array(count, _UINT64)) for _ in range(2))
+    of_0, of_2 = (_Column(room.array(count, _UINT64)) for _ in range(2))
     low, high = _halves(source.offset // _PER_CALL + counter)
-    key = _halves(source.seed)
-    thread = numpy.arange(first, first + count, dtype=numpy.uint64)
-    c = [
-        numpy.full_like(thread, low),
-        numpy.full_like(thread, high),
-        thread & _LOW,
-        thread >> _SHIFT,
-    ]
-    products = numpy.empty_like(thread), numpy.empty_like(thread)
-    for _ in range(_ROUNDS):
-        _round(c, products, key)
-        key = [(each + step) & 0xFFFFFFFF for each, step in zip(key, _WEYL, strict=True)]
-    return tuple(c)
+    keys = _keys(source.seed)[0]
+    # In the first round only word 2 differs, the number of the thread; in the second only word 0.
+    first_of_0 = low * _FIRST
+    second_of_2 = (first_of_0 >> 32 ^ first >> 32 ^ keys[0][1]) * _SECOND
+    first_of_2 = _PRODUCTS[:count]
+    if first:
+        first_of_2 = first_of_2 + _constant((first & _MASK) * _SECOND)
+    # The first round, and word 0 of the second.
+    both_keys = _joined(high ^ keys[0][0], second_of_2 >> 32 ^ keys[1][0])
+    numpy.bitwise_xor(first_of_2, both_keys, of_0.whole)
+    numpy.right_shift(of_0.whole, _SHIFT, one.whole)
+    of_0.whole &= _LOW
+    # The second round.
+    _to_product(one, _BY_FIRST)
+    one.whole ^= _joined(first_of_0 & _MASK ^ keys[1][1], keys[2][1])
+    numpy.right_shift(one.whole, _SHIFT, of_2.whole)
+    # The third round.
+    _to_product(of_0, _BY_FIRST)
+    _to_product(of_2, _BY_SECOND)
+    of_2.whole ^= _joined(second_of_2 & _MASK ^ keys[2][0], keys[3][0])
+    numpy.right_shift(of_2.whole, _SHIFT, other.whole)
+    _join(one, of_0)
+    return [other, one], [of_0, of_2]
+
+
+def _joined(high: int, low: int) -> Any:
+    return _constant(high << 32 | low)
+
+
+def _to_product(column: _Column, multiplier: Any) -> None:
+    numpy.multiply(column.whole, multiplier, column.whole)
+
+
+def _join(earlier: _Column, product: _Column) -> None:
+    """Make the next words of low words and of the high words of products."""
+    earlier.low ^= product.high
+    earlier.whole &= _LOW
 
 
 def _halves(number: int) -> list[int]:
     """Return the low and the high word of a number of 64 bits."""
-    return [number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF]
-
-
-def _round(c: list[Words], products: tuple[Words, Words], key: list[int]) -> None:
-    """Do one round of Philox in place."""
-    first, second = products
-    numpy.multiply(c[0], _MULTIPLIERS[0], out=first)
-    numpy.multiply(c[2], _MULTIPLIERS[1], out=second)
-    numpy.right_shift(second, _SHIFT, out=c[0])
-    c[0] ^= c[1]
-    c[0] ^= numpy.uint64(key[0])
-    numpy.right_shift(first, _SHIFT, out=c[2])
-    c[2] ^= c[3]
-    c[2] ^= numpy.uint64(key[1])
-    numpy.bitwise_and(second, _LOW, out=c[1])
-    numpy.bitwise_and(first, _LOW, out=c[3])
+    return [number & _MASK, number >> 32 & _MASK]
 
 
 def fill(kind: Kind, out: numpy.ndarray[Any, Any], source: Source, threads: int) -> None:
     """Write the numbers of a kernel with so many threads into an array of one dimension."""
-    for each in compiled:
+    for each in compiled if kind.is_compiled else ():
         if each(kind.name, out.ctypes.data, len(out), source.seed, source.offset, threads):
             return
+    with scratch.borrowed() as room:
+        _fill(kind, out, source, threads, room)
+
+
+def _fill(
+    kind: Kind, out: numpy.ndarray[Any, Any], source: Source, threads: int, room: Scratch
+) -> None:
     end = len(out)
     for counter, start in enumerate(range(0, end, threads * kind.unroll)):
-        for first, count in _chunks(min(threads, end - start)):
+        used = min(threads, end - start)
+        rows = None if kind.is_compiled else _compiled_words(source, counter, used)
+        for first, count in _chunks(used):
+            room.used = 0
             # Of the last counter some numbers are beyond the end.
             left = end - start - first
             wanted = min(kind.unroll, -(-left // threads))
-            found = kind.numbers(words(source, counter, first, count), wanted)
+            if rows is None:
+                made = words(source, counter, first, count, kind.words_for(wanted), room)
+            else:
+                made = list(rows[:, first : first + count].astype(numpy.uint64))
+            found = kind.numbers(made, wanted, room)
             for i, numbers in enumerate(found[:wanted]):
                 # The numbers of one counter are as far apart as there are threads.
                 place = start + i * threads + first
                 length = min(count, end - place)
                 out[place : place + length] = numbers[:length]
+
+
+def _compiled_words(source: Source, counter: int, threads: int) -> Words | None:
+    """Return rows with the four words of each thread, in 32 bits; None without compiled code."""
+    offset = source.offset + counter * _PER_CALL & (1 << 64) - 1
+    for each in compiled:
+        rows = numpy.empty((4, threads), numpy.uint32)
+        if each(WORDS.name, rows.ctypes.data, rows.size, source.seed, offset, threads):
+            return rows
+    return None
 
 
 def uniform_of_threads(source: Source, threads: int) -> numpy.ndarray[Any, Any]:
@@ -236,5 +406,5 @@ def uniform_of_threads(source: Source, threads: int) -> numpy.ndarray[Any, Any]:
 
 def _chunks(threads: int) -> Iterator[tuple[int, int]]:
     """Yield the first thread and the number of threads of each chunk."""
-    for first in range(0, threads, _CHUNK):
-        yield first, min(_CHUNK, threads - first)
+    for first in range(0, threads, CHUNK):
+        yield first, min(CHUNK, threads - first)
