@@ -85,7 +85,7 @@ def _parts(start: int, count: int, itemsize: int) -> Iterator[tuple[int, int]]:
 
 def _check(op: Any, tensor: torch.Tensor, *args: Any) -> None:
     """Raise torch's error for wrong arguments, or for a tensor whose elements share memory."""
-    overlaps = any(
+    overlaps = not tensor.is_contiguous() and any(
         size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
     op(tensor if overlaps else torch.empty(0, dtype=tensor.dtype), *args)
@@ -107,9 +107,9 @@ def _write(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def _filled(draw: Drawing, kind: Kind, tensor: torch.Tensor) -> bool:
-    """Fill a float32 tensor's own memory. Return False for other dtypes and for gaps."""
+    """Fill a tensor's own memory. Return False for another dtype than the kind's, and for gaps."""
     own = _in_order(tensor)
-    if tensor.dtype is not torch.float32 or not own.is_contiguous():
+    if _IN_NUMPY.get(tensor.dtype) is not kind.dtype or not own.is_contiguous():
         return False
     draw.fill(kind, own.view(-1).numpy(), tensor.itemsize)
     return True
@@ -124,16 +124,19 @@ def _scaled_in_place(
     end: float = math.nan,
 ) -> bool:
     """Fill the memory of a tensor with ``x * factor + summand``, where ``end`` becomes the summand.
-    Return false for one of another dtype than float32, or with gaps.
+    Return false for one of another dtype than the kind's, or with gaps.
     """
     if not _filled(draw, kind, tensor):
         return False
     own, count = _in_order(tensor), tensor.numel()
-    for scale in philox.scaling:
+    for scale in philox.scaling if tensor.dtype is torch.float32 else ():
         if scale(own.data_ptr(), count, factor, summand, end, summand):
             return True
     values = _scaled(own, factor, summand)
-    own.copy_(values if math.isnan(end) else values.masked_fill(values == end, summand))
+    if not math.isnan(end):
+        values.masked_fill_(values == end, summand)
+    if values is not own:
+        own.copy_(values)
     return True
 
 
@@ -148,6 +151,8 @@ def _computes_in(tensor: torch.Tensor) -> torch.dtype:
 def _rounded(value: float, dtype: torch.dtype) -> float:
     if dtype in _IN_NUMPY:
         return float(_IN_NUMPY[dtype](value))
+    if dtype is torch.float16:  # by way of float32, as torch
+        return float(numpy.float16(numpy.float32(value)))
     return float(torch.tensor(value, dtype=dtype))
 
 
@@ -177,17 +182,21 @@ def _logarithm(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(found)
 
 
+def _uniform_kind(tensor: torch.Tensor) -> Kind:
+    return philox.UNIFORM64 if _is_double(tensor) else philox.UNIFORM
+
+
+def _normal_kind(tensor: torch.Tensor) -> Kind:
+    return philox.NORMAL64 if _is_double(tensor) else philox.NORMAL
+
+
 def _uniform_numbers(draw: Drawing, tensor: torch.Tensor) -> torch.Tensor:
     """Return numbers in (0, 1] in the dtype a kernel computes in (``uniform_and_transform``)."""
-    return torch.from_numpy(
-        draw.numbers(philox.UNIFORM64 if _is_double(tensor) else philox.UNIFORM, tensor)
-    )
+    return torch.from_numpy(draw.numbers(_uniform_kind(tensor), tensor))
 
 
 def _normal_numbers(draw: Drawing, tensor: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(
-        draw.numbers(philox.NORMAL64 if _is_double(tensor) else philox.NORMAL, tensor)
-    )
+    return torch.from_numpy(draw.numbers(_normal_kind(tensor), tensor))
 
 
 # ---- distributions of one kernel: DistributionTemplates.h, and ATen/core/TransformationHelper.h --
@@ -197,7 +206,7 @@ def uniform_(
     draw: Drawing, self: torch.Tensor, low: float = 0.0, high: float = 1.0
 ) -> torch.Tensor:
     """``uniform_kernel``. It moves the closed end of its interval from the upper to the lower."""
-    _check(_aten.uniform_, self, low, high)
+    _check(_aten.uniform_.default, self, low, high)
     if not self.numel():
         return self
     if self.is_complex():
@@ -207,7 +216,7 @@ def uniform_(
         return self
     start, end = _rounded(low, self.dtype), _rounded(high, self.dtype)
     span = _rounded(end - start, self.dtype)
-    if _scaled_in_place(draw, philox.UNIFORM, self, span, start, end):
+    if _scaled_in_place(draw, _uniform_kind(self), self, span, start, end):
         return self
     values = _scaled(_uniform_numbers(draw, self), span, start).to(self.dtype)
     return _write(self, values.masked_fill_(values == end, start))
@@ -215,27 +224,26 @@ def uniform_(
 
 def normal_(draw: Drawing, self: torch.Tensor, mean: float = 0.0, std: float = 1.0) -> torch.Tensor:
     """``normal_kernel``"""
-    _check(_aten.normal_, self, mean, std)
+    _check(_aten.normal_.default, self, mean, std)
     if not self.numel():
         return self
     if self.is_complex():
         normal_(draw, torch.view_as_real(self), mean, std / math.sqrt(2))
         return self
-    if mean == 0 and std == 1 and _filled(draw, philox.NORMAL, self):
+    if mean == 0 and std == 1 and _filled(draw, _normal_kind(self), self):
         return self
     kept = _computes_in(self)
-    if _scaled_in_place(draw, philox.NORMAL, self, _rounded(std, kept), _rounded(mean, kept)):
+    factor, summand = _rounded(std, kept), _rounded(mean, kept)
+    if _scaled_in_place(draw, _normal_kind(self), self, factor, summand):
         return self
-    return _write(
-        self, _scaled(_normal_numbers(draw, self), _rounded(std, kept), _rounded(mean, kept))
-    )
+    return _write(self, _scaled(_normal_numbers(draw, self), factor, summand))
 
 
 def log_normal_(
     draw: Drawing, self: torch.Tensor, mean: float = 1.0, std: float = 2.0
 ) -> torch.Tensor:
     """``log_normal_kernel``"""
-    _check(_aten.log_normal_, self, mean, std)
+    _check(_aten.log_normal_.default, self, mean, std)
     if not self.numel():
         return self
     kept = _computes_in(self)
@@ -245,7 +253,7 @@ def log_normal_(
 
 def exponential_(draw: Drawing, self: torch.Tensor, lambd: float = 1.0) -> torch.Tensor:
     """``exponential_kernel``. The logarithm of what is nearly 1 counts as half an epsilon."""
-    _check(_aten.exponential_, self, lambd)
+    _check(_aten.exponential_.default, self, lambd)
     if not self.numel():
         return self
     kept = _computes_in(self)
@@ -258,7 +266,7 @@ def cauchy_(
     draw: Drawing, self: torch.Tensor, median: float = 0.0, sigma: float = 1.0
 ) -> torch.Tensor:
     """``cauchy_kernel``"""
-    _check(_aten.cauchy_, self, median, sigma)
+    _check(_aten.cauchy_.default, self, median, sigma)
     if not self.numel():
         return self
     kept = _computes_in(self)
@@ -273,7 +281,7 @@ def cauchy_(
 
 def geometric_(draw: Drawing, self: torch.Tensor, p: float) -> torch.Tensor:
     """``geometric_kernel``"""
-    _check(_aten.geometric_, self, p)
+    _check(_aten.geometric_.default, self, p)
     if not self.numel():
         return self
     if _is_double(self):
@@ -297,7 +305,7 @@ def bernoulli_(draw: Drawing, self: torch.Tensor, p: float = 0.5) -> torch.Tenso
 
 def random_(draw: Drawing, self: torch.Tensor) -> torch.Tensor:
     """``random_kernel``"""
-    _check(_aten.random_, self)
+    _check(_aten.random_.default, self)
     if not self.numel():
         return self
     kind = philox.PAIRS if self.dtype in (torch.float64, torch.int64) else philox.WORDS
@@ -313,12 +321,16 @@ def _values_of(dtype: torch.dtype) -> int:
 
 def _integers(words: Any, span: int, base: int) -> torch.Tensor:
     """Return ``words % span + base`` as int64, which wraps around."""
-    if span <= numpy.iinfo(words.dtype).max:
-        # NumPy divides by one number faster than it takes a remainder.
-        quotients = words // words.dtype.type(span)
-        quotients *= words.dtype.type(span)
-        words -= quotients
-    return torch.from_numpy(words.astype(numpy.uint64, copy=False).view(numpy.int64)).add_(base)
+    if span < 1 << words.itemsize * 8:
+        if span & (span - 1) == 0:
+            words &= words.dtype.type(span - 1)
+        else:
+            # NumPy divides by one number faster than it takes a remainder.
+            quotients = words // words.dtype.type(span)
+            quotients *= words.dtype.type(span)
+            words -= quotients
+    found = torch.from_numpy(words.astype(numpy.uint64, copy=False).view(numpy.int64))
+    return found.add_(base) if base else found
 
 
 def random_from(draw: Drawing, self: torch.Tensor, low: int, high: int | None) -> torch.Tensor:
@@ -326,7 +338,7 @@ def random_from(draw: Drawing, self: torch.Tensor, low: int, high: int | None) -
 
     The range is that of ATen/native/DistributionTemplates.h.
     """
-    _check(_aten.random_, self, low, high)
+    _check(getattr(_aten.random_, "from"), self, low, high)
     if not self.numel():
         return self
     if high is None and low == _LEAST:

@@ -98,7 +98,8 @@ class Kind(NamedTuple):
         numbers: Returns arrays of numbers of the arrays of words, which it may write to, at least
             so many of the ``unroll`` arrays.
         together: How many numbers are made of the same words.
-        is_compiled: Whether compiled code makes the numbers. Else it makes the words.
+        of_uniform64: Returns the numbers, of a counter's two of :data:`UNIFORM64`; None where
+            compiled code makes them.
     """
 
     name: str
@@ -106,7 +107,7 @@ class Kind(NamedTuple):
     dtype: Any
     numbers: Callable[[list[Words], int, Scratch], list[Any]]
     together: int = 1
-    is_compiled: bool = True
+    of_uniform64: Callable[[list[Any], int, Scratch], list[Any]] | None = None
 
     def words_for(self, wanted: int) -> int:
         """Return of how many of a counter's words so many of its numbers are made."""
@@ -169,12 +170,17 @@ def _in_unit(low: Words, high: Words, room: Scratch) -> Any:
 
 
 def _normal64(words: list[Words], wanted: int, room: Scratch) -> list[Any]:
-    """Return normal numbers, as ``curand_normal2_double``: by Box and Muller, the sine first."""
-    radius = _in_unit(words[0], words[1], room)
+    """Return normal numbers, as ``curand_normal2_double``."""
+    numbers = [_in_unit(words[2 * at], words[2 * at + 1], room) for at in range(2)]
+    return _box_muller64(numbers, wanted, room)
+
+
+def _box_muller64(numbers: list[Any], wanted: int, room: Scratch) -> list[Any]:
+    """Return radius times sine, and times cosine, of two arrays of numbers in (0, 1]."""
+    radius, angle = numbers
     numpy.log(radius, out=radius)
     radius *= -2.0
     numpy.sqrt(radius, out=radius)
-    angle = _in_unit(words[2], words[3], room)
     angle *= 2.0 * numpy.pi
     made = [numpy.sin(angle, out=room.array(len(angle), _FLOAT64))]
     if wanted > 1:
@@ -190,7 +196,7 @@ UNIFORM = Kind("uniform", 4, numpy.float32, _uniform)
 UNIT = Kind("unit", 4, numpy.float32, _unit)
 UNIFORM64 = Kind("uniform64", 2, numpy.float64, _uniform64)
 NORMAL = Kind("normal", 4, numpy.float32, _normal, together=2)
-NORMAL64 = Kind("normal64", 2, numpy.float64, _normal64, together=2, is_compiled=False)
+NORMAL64 = Kind("normal64", 2, numpy.float64, _normal64, 2, _box_muller64)
 
 
 class Source(NamedTuple):
@@ -355,7 +361,7 @@ def _halves(number: int) -> list[int]:
 
 def fill(kind: Kind, out: numpy.ndarray[Any, Any], source: Source, threads: int) -> None:
     """Write the numbers of a kernel with so many threads into an array of one dimension."""
-    for each in compiled if kind.is_compiled else ():
+    for each in compiled if kind.of_uniform64 is None else ():
         if each(kind.name, out.ctypes.data, len(out), source.seed, source.offset, threads):
             return
     with scratch.borrowed() as room:
@@ -368,17 +374,17 @@ def _fill(
     end = len(out)
     for counter, start in enumerate(range(0, end, threads * kind.unroll)):
         used = min(threads, end - start)
-        rows = None if kind.is_compiled else _compiled_words(source, counter, used)
+        rows = None if kind.of_uniform64 is None else _compiled_uniform64(source, counter, used)
         for first, count in _chunks(used):
             room.used = 0
             # Of the last counter some numbers are beyond the end.
             left = end - start - first
             wanted = min(kind.unroll, -(-left // threads))
-            if rows is None:
-                made = words(source, counter, first, count, kind.words_for(wanted), room)
+            if rows is not None and kind.of_uniform64 is not None:
+                found = kind.of_uniform64(list(rows[:, first : first + count]), wanted, room)
             else:
-                made = list(rows[:, first : first + count].astype(numpy.uint64))
-            found = kind.numbers(made, wanted, room)
+                made = words(source, counter, first, count, kind.words_for(wanted), room)
+                found = kind.numbers(made, wanted, room)
             for i, numbers in enumerate(found[:wanted]):
                 # The numbers of one counter are as far apart as there are threads.
                 place = start + i * threads + first
@@ -386,12 +392,12 @@ def _fill(
                 out[place : place + length] = numbers[:length]
 
 
-def _compiled_words(source: Source, counter: int, threads: int) -> Words | None:
-    """Return rows with the four words of each thread, in 32 bits; None without compiled code."""
+def _compiled_uniform64(source: Source, counter: int, threads: int) -> Any:
+    """Return rows with the two numbers of each thread's counter; None without compiled code."""
     offset = source.offset + counter * _PER_CALL & (1 << 64) - 1
     for each in compiled:
-        rows = numpy.empty((4, threads), numpy.uint32)
-        if each(WORDS.name, rows.ctypes.data, rows.size, source.seed, offset, threads):
+        rows = numpy.empty((2, threads), numpy.float64)
+        if each(UNIFORM64.name, rows.ctypes.data, rows.size, source.seed, offset, threads):
             return rows
     return None
 
