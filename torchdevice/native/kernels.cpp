@@ -911,7 +911,8 @@ class Kernel : public c10::OperatorKernel {
   // Fill a tensor with a GPU's numbers. False for a call that is left to Python.
   bool fill(const Facts& facts, at::ArrayRef<IValue> given, Aliases& aliases) const {
     c10::SmallVector<IValue, 4> own(given.begin(), given.end());
-    put_alias(own[0], aliases, false);
+    for (auto i : facts.outs) own[i] = aliases.of(given[i].toTensor(), true);
+    for (auto& each : own) put_alias(each, aliases, false);
     return fill_(own, [&](int64_t count, int of_each_counter) -> std::optional<drawn_tensors::Source> {
       py::gil_scoped_acquire gil;
       const auto found = asked("gpu_numbers", generator_of(facts, given), aliases.index, count, of_each_counter);
@@ -933,8 +934,9 @@ class Kernel : public c10::OperatorKernel {
     };
     if (facts.generator >= 0 && context.draws_as_gpu) {
       if (fill_ == nullptr || !fill(facts, given, aliases)) return leave_to_python();
+      for (auto i : facts.outs) settle(given[i].toTensor(), aliases.of(given[i].toTensor()), context, aliases.index);
       stack->resize(base);
-      return torch::jit::push(*stack, std::move(given[0]));
+      return torch::jit::push(*stack, std::move(given[facts.given[0]]));
     }
     if (facts.generator >= 0 && !draw(facts, stack, aliases.index)) return leave_to_python();
     for (auto i : facts.outs) {

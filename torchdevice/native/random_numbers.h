@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -172,6 +174,10 @@ OPTIMIZED inline void to_uniform(const uint64_t* from, int count, float* to) {
   for (int i = 0; i < count; ++i) to[i] = uniform_of(from[i]);
 }
 
+OPTIMIZED inline void to_uniform(const uint32_t* from, int count, float* to) {
+  for (int i = 0; i < count; ++i) to[i] = uniform_of(from[i]);
+}
+
 // Numbers in [0, 1).
 OPTIMIZED inline void to_unit(const uint64_t* from, int count, float* to) {
   for (int i = 0; i < count; ++i) {
@@ -324,6 +330,110 @@ OPTIMIZED inline void to_remainders(uint64_t* block, int64_t size, uint32_t divi
   }
 }
 
+// Calls a function with the uniform numbers of each thread's first counter, four for adjacent elements.
+template <class Put>
+void adjacent(int64_t size, uint64_t seed, uint64_t offset, const Put& put) {
+  static const Maker make = fastest();
+  Words words;
+  uint32_t together[4 * CHUNK];
+  float numbers[4 * CHUNK];
+  for (int64_t start = 0; start < size; start += 4 * CHUNK) {
+    const auto of_chunk = std::min<int64_t>(4 * CHUNK, size - start);
+    const auto count = static_cast<int>((of_chunk + 3) / 4);
+    make(words, {seed, offset / 4, static_cast<uint64_t>(start / 4)}, count);
+    for (int i = 0; i < count; ++i) {
+      for (int word = 0; word < 4; ++word) together[4 * i + word] = static_cast<uint32_t>(words.of[word][i]);
+    }
+    to_uniform(together, 4 * count, numbers);
+    put(numbers, start, of_chunk);
+  }
+}
+
+// Make keys of so many bits of pairs of words: their remainders by the largest number of 32 bits, or of 64, whose lower
+// bits are those of the integers that a GPU draws.
+OPTIMIZED inline void to_keys(uint64_t* words, int64_t count, int bits) {
+  constexpr uint64_t LOW = 0xFFFFFFFF;
+  const uint64_t mask = bits == 64 ? UINT64_MAX : (uint64_t{1} << bits) - 1;
+  if (bits > 32) {
+    for (int64_t i = 0; i < count; ++i) words[i] = words[i] == UINT64_MAX ? 0 : words[i] & mask;
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const uint64_t sum = (words[i] >> 32) + (words[i] & LOW);
+    const uint64_t rest = (sum >> 32) + (sum & LOW);
+    words[i] = rest == LOW ? 0 : rest & mask;
+  }
+}
+
+// Sort entries of random keys of so many bits by their upper bits, equal ones by their order. The entries are in one of
+// the two arrays then; the keys may lie in the second one's memory.
+template <class Entry, class Make>
+Entry* sort_by_key(const uint64_t* keys, Entry* entries, Entry* spare, int64_t count, int bits, const Make& make) {
+  constexpr int MOST = 11, MOST_DIGITS = 3;  // as entries are fewer than 2 ** 28
+  int needed = 2;  // the bits that few entries share
+  while (int64_t{1} << (needed - 2) < count) ++needed;
+  // By those, and as many more as their digits have, from the last digit on.
+  const int digits = (needed + MOST - 1) / MOST, width = std::min(MOST, (std::min(bits, needed + 4) + digits - 1) / digits);
+  const uint64_t mask = (uint64_t{1} << width) - 1;
+  const int lowest = std::max(0, bits - digits * width);
+  uint32_t places[MOST_DIGITS][1 << MOST] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    for (int digit = 0; digit < digits; ++digit) ++places[digit][keys[i] >> (lowest + digit * width) & mask];
+  }
+  for (int digit = 0; digit < digits; ++digit) {
+    uint32_t place = 0;
+    for (uint64_t value = 0; value <= mask; ++value) place += std::exchange(places[digit][value], place);
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    entries[places[0][keys[i] >> lowest & mask]++] = make(keys[i], static_cast<uint64_t>(i));
+  }
+  for (int digit = 1; digit < digits; ++digit) {
+    const int shift = lowest + digit * width;
+    for (int64_t i = 0; i < count; ++i) spare[places[digit][entries[i].key() >> shift & mask]++] = entries[i];
+    std::swap(entries, spare);
+  }
+  return entries;
+}
+
+// Sort entries whose upper bits are in order. Return whether some keys are equal.
+template <class Entry>
+bool finish_order(Entry* entries, int64_t count) {
+  bool has_equal = false;
+  for (int64_t i = 1; i < count; ++i) {
+    const auto entry = entries[i];
+    int64_t to = i;
+    for (; to > 0 && entries[to - 1].key() > entry.key(); --to) entries[to] = entries[to - 1];
+    entries[to] = entry;
+    has_equal |= to > 0 && entries[to - 1].key() == entry.key();
+  }
+  return has_equal;
+}
+
+// Shuffle entries with equal keys by the words of a thread.
+template <class Entry>
+void shuffle(Entry* entries, int64_t count, uint64_t seed, uint64_t offset, int64_t thread) {
+  if (count < 2) return;
+  static const Maker make = fastest();
+  Words words;
+  for (int64_t step = 0, last = count - 1; last > 0; ++step, --last) {
+    if (step % 4 == 0) make(words, {seed, offset / 4 + step / 4, static_cast<uint64_t>(thread)}, 1);
+    const auto other = static_cast<uint32_t>(words.of[step % 4][0]) % static_cast<uint32_t>(last + 1);
+    std::swap(entries[last], entries[other]);
+  }
+}
+
+// An integer with a sign in a dtype that has it.
+template <class T>
+WITHIN T from_integer(uint64_t bits) {
+  const auto value = static_cast<int64_t>(bits);
+  // Those of float32 and halves have 25 bits, and vector instructions convert 32.
+  if constexpr (std::is_same_v<T, float> || !std::is_arithmetic_v<T>) {
+    return static_cast<T>(static_cast<float>(static_cast<int32_t>(value)));
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
 // The remainders of words of 32 bits, or of pairs of them, by `span`, from `low` on; a span of 0 is 2 ** 64. The words
 // may lie in the memory of the integers, in its upper half, so each block of them is read first.
 template <class T>
@@ -348,7 +458,7 @@ void to_integers(const void* words, bool in_pairs, int64_t count, int64_t low, u
     } else {
       to_remainders(block, size, divisor, inverse);
     }
-    for (int64_t i = 0; i < size; ++i) out[start + i] = static_cast<T>(block[i] + static_cast<uint64_t>(low));
+    for (int64_t i = 0; i < size; ++i) out[start + i] = from_integer<T>(block[i] + static_cast<uint64_t>(low));
   }
 }
 

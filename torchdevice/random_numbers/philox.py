@@ -374,9 +374,12 @@ def _fill(
     end = len(out)
     for counter, start in enumerate(range(0, end, threads * kind.unroll)):
         used = min(threads, end - start)
-        rows = None if kind.of_uniform64 is None else _compiled_uniform64(source, counter, used)
+        room.used, rows = 0, None
+        if kind.of_uniform64 is not None:
+            rows = _compiled_uniform64(source, counter, used, room)
+        free = room.used
         for first, count in _chunks(used):
-            room.used = 0
+            room.used = free
             # Of the last counter some numbers are beyond the end.
             left = end - start - first
             wanted = min(kind.unroll, -(-left // threads))
@@ -392,11 +395,13 @@ def _fill(
                 out[place : place + length] = numbers[:length]
 
 
-def _compiled_uniform64(source: Source, counter: int, threads: int) -> Any:
+def _compiled_uniform64(source: Source, counter: int, threads: int, room: Scratch) -> Any:
     """Return rows with the two numbers of each thread's counter; None without compiled code."""
     offset = source.offset + counter * _PER_CALL & (1 << 64) - 1
     for each in compiled:
-        rows = numpy.empty((2, threads), numpy.float64)
+        count = 2 * threads
+        rows = room.array(count, _FLOAT64) if threads <= CHUNK else numpy.empty(count)
+        rows = rows.reshape(2, threads)
         if each(UNIFORM64.name, rows.ctypes.data, rows.size, source.seed, offset, threads):
             return rows
     return None

@@ -313,12 +313,16 @@ def taken_by_gpu(
 ) -> tuple[int, int, int] | None:
     """Return seed, offset and threads of a GPU's kernel in C++ that makes ``count`` numbers.
 
-    None for a generator that a kernel in Python refuses, or whose numbers are not a GPU's.
+    Of 0 numbers of each counter, the generator is moved on by ``count``. None for a generator that
+    a kernel in Python refuses, or whose numbers are not a GPU's.
     """
     drawing = drawing_of(given, index)
     if drawing is None:
         return None
-    source = drawing.take(drawing.gpu.offsets_for(count, of_each_counter))
+    increment = count
+    if of_each_counter:
+        increment = drawing.gpu.offsets_for(count, of_each_counter)
+    source = drawing.take(increment)
     return source.seed, source.offset, drawing.gpu.threads_for(count)
 
 
