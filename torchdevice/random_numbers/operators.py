@@ -321,16 +321,22 @@ def _values_of(dtype: torch.dtype) -> int:
 
 def _integers(words: Any, span: int, base: int) -> torch.Tensor:
     """Return ``words % span + base`` as int64, which wraps around."""
-    if span < 1 << words.itemsize * 8:
-        if span & (span - 1) == 0:
-            words &= words.dtype.type(span - 1)
-        else:
-            # NumPy divides by one number faster than it takes a remainder.
-            quotients = words // words.dtype.type(span)
-            quotients *= words.dtype.type(span)
-            words -= quotients
+    _reduce(words, span)
     found = torch.from_numpy(words.astype(numpy.uint64, copy=False).view(numpy.int64))
     return found.add_(base) if base else found
+
+
+def _reduce(words: Any, span: int) -> None:
+    """Let the remainders by a span take the place of words."""
+    if span >= 1 << words.itemsize * 8:
+        return
+    if span & (span - 1) == 0:
+        words &= words.dtype.type(span - 1)
+        return
+    # NumPy divides by one number faster than it takes a remainder.
+    quotients = words // words.dtype.type(span)
+    quotients *= words.dtype.type(span)
+    words -= quotients
 
 
 def random_from(draw: Drawing, self: torch.Tensor, low: int, high: int | None) -> torch.Tensor:
@@ -393,47 +399,44 @@ def randperm_out(draw: Drawing, n: int, *, out: torch.Tensor) -> torch.Tensor:
         return out
     bits = min(64, math.ceil(math.log2(n - (6 * float(n) * n + 1) / (math.log(0.9) * 12))))
     dtype = torch.int32 if bits <= 32 else torch.int64
-    info = torch.iinfo(dtype)
-    keys = random_from(draw, torch.empty(n, dtype=dtype), info.min, info.max)
-    # The sort compares the last bits as numbers without a sign, unless they are all of the key.
-    if bits < info.bits:
-        keys = keys.long() & ((1 << bits) - 1)
-    bits_of_places = n.bit_length()
-    has_room = bits < info.bits and bits + bits_of_places < 64
-    keys, places = _sorted(keys.long(), bits_of_places if has_room else 0)
+    # The integers of the dtype but the last. The sort compares their last bits as numbers without a
+    # sign, or all of them, whose order is that of the remainders.
+    keys = draw.numbers(philox.PAIRS, torch.empty(n, dtype=dtype))
+    _reduce(keys, 2 ** torch.iinfo(dtype).bits - 1)
+    keys &= numpy.uint64(2**bits - 1)
+    places = _order(keys, bits)
     source = draw.take(n)
-    _shuffle_equal(keys, places, source)
-    return out.copy_(places)
+    _shuffle_equal(keys[places], places, source)
+    return out.copy_(torch.from_numpy(places))
 
 
-def _sorted(keys: torch.Tensor, spare: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return keys in order, and their places, of equal keys the first first.
-
-    Args:
-        keys: The keys.
-        spare: How many bits more keys without a sign may have, enough for a place; 0 for keys with
-            a sign.
-    """
-    if not spare:
-        return torch.sort(keys, stable=True)
-    # The numbers are all different, so a sort that is fast and not stable gives the same order.
-    joined = keys.numpy() << spare | numpy.arange(len(keys))
-    joined.sort()
-    return torch.from_numpy(joined >> spare), torch.from_numpy(joined & ((1 << spare) - 1))
+_DIGIT = 16
+"""The bits of a digit. NumPy counts numbers of so many bits, and compares longer ones."""
 
 
-def _shuffle_equal(keys: torch.Tensor, places: torch.Tensor, source: Source) -> None:
+def _order(keys: Any, bits: int) -> Any:
+    """Return the places of keys without a sign in their order, of equal keys the first first."""
+    places = keys.astype(numpy.uint16).argsort(kind="stable")
+    for shift in range(_DIGIT, bits, _DIGIT):
+        digits = (keys >> numpy.uint64(shift)).astype(numpy.uint16)
+        places = places[digits[places].argsort(kind="stable")]
+    return places
+
+
+def _shuffle_equal(keys: Any, places: Any, source: Source) -> None:
     """Shuffle the places of equal keys, each run by the thread of its first key."""
-    equal = (keys[1:] == keys[:-1]).numpy()
-    starts = numpy.flatnonzero(equal & ~numpy.concatenate([[False], equal[:-1]]))
+    equal = keys[1:] == keys[:-1]
+    starts = numpy.flatnonzero(equal)
     for start in starts.tolist():
+        if start and equal[start - 1]:
+            continue
         length = 2
-        while start + length < len(keys) and bool(equal[start + length - 1]):
+        while start + length < len(keys) and equal[start + length - 1]:
             length += 1
         for step, last in enumerate(range(length - 1, 0, -1)):
             other = philox.words_of(source, step // 4, start)[step % 4] % (last + 1)
             one, two = start + last, start + other
-            places[[one, two]] = places[[two, one]]
+            places[one], places[two] = places[two], places[one]
 
 
 def randperm(
@@ -575,18 +578,23 @@ def _with_replacement(draw: Drawing, rows: torch.Tensor, samples: int) -> torch.
     width = -(-samples // _SAMPLING_BLOCK) * _SAMPLING_BLOCK
     weights = rows.double()
     chances = (weights / weights.sum(-1, keepdim=True)).to(rows.dtype)
+    are_possible = bool((chances != 0).all())
     sums = chances.double().cumsum(-1).to(rows.dtype)
     found = []
     for first in range(0, len(rows), grid_rows):
         count = min(grid_rows, len(rows) - first)
         of_turn = Source(source.seed, source.offset + first // grid_rows * 4)
-        numbers = torch.from_numpy(philox.uniform_of_threads(of_turn, width * count)[:, 0])
-        numbers = numbers.view(count, width)[:, :samples]
+        # The first of each thread's numbers.
+        drawn = numpy.empty(width * count, numpy.float32)
+        philox.fill(philox.UNIFORM, drawn, of_turn, len(drawn))
+        numbers = torch.from_numpy(drawn).view(count, width)[:, :samples]
         part = slice(first, first + count)
         chosen = torch.searchsorted(sums[part], numbers.to(rows.dtype).contiguous())
         chosen.clamp_(max=rows.shape[1] - 1)
-        found.append(_last_possible(chances[part]).gather(-1, chosen))
-    return torch.cat(found)
+        if not are_possible:
+            chosen = _last_possible(chances[part]).gather(-1, chosen)
+        found.append(chosen)
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def _last_possible(chances: torch.Tensor) -> torch.Tensor:
