@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gpu_threads
@@ -16,6 +17,7 @@ import torchdevice
 from torchdevice.random_numbers import operators, philox
 from torchdevice.random_numbers.operators import Drawing
 from torchdevice.random_numbers.philox import Gpu, Source
+from torchdevice.random_numbers.scratch import Scratch
 
 pytestmark = pytest.mark.one_engine
 
@@ -140,6 +142,50 @@ def test_each_element_is_its_threads(count: int) -> None:
         assert (found == counting.expected(count, kind.unroll, number, kind.dtype)).all(), kind.name
         calls = (count - 1) // (SMALL.threads_for(count) * kind.unroll) + 1
         assert counting.offset - counting.began == 4 * calls
+
+
+@pytest.mark.parametrize("first", [0, 16384, 2**32 * 3 + 16384])
+@pytest.mark.parametrize("wanted", [1, 2, 3, 4])
+def test_only_the_words_that_are_used_are_made(first: int, wanted: int) -> None:
+    for seed in (0, 2**64 - 1, 0x123456789ABCDEF0):
+        for counter in (0, 5, 2**40 + 3):
+            source = Source(seed, (counter - 2) * 4 & 2**64 - 1)
+            found = philox.words(source, 2, first, 300, wanted, Scratch())
+            assert len(found) == (2 if wanted <= 2 else 4)
+            for thread in (0, 1, 150, 299):
+                made = tuple(int(each[thread]) & gpu_threads.MASK for each in found)
+                number = (source.offset // 4 + 2) & 2**64 - 1
+                assert made == gpu_threads.philox(seed, number, first + thread)[: len(made)]
+
+
+def test_threads_that_draw_at_the_same_time_have_memory_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(philox, "compiled", [])
+
+    def drawn(seed: int) -> list[float]:
+        out = numpy.empty(40_000, numpy.float32)
+        philox.fill(philox.NORMAL, out, Source(seed, 0), 25_600)
+        return out.tolist()
+
+    one_by_one = [drawn(seed) for seed in range(12)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(drawn, range(12))) == one_by_one
+
+
+def test_memory_for_arrays_ends() -> None:
+    room = Scratch()
+    first, second = (room.array(3, numpy.dtype(numpy.int32)) for _ in range(2))
+    first[:], second[:] = 1, 2
+    assert first.tolist() == [1, 1, 1] and first.ctypes.data % 64 == second.ctypes.data % 64 == 0
+    room.used = 0
+    assert room.array(3, numpy.dtype(numpy.int32)) is first
+    for count in range(1, 600):
+        room.used = 0
+        assert len(room.array(count, numpy.dtype(numpy.int8))) == count
+    with pytest.raises(AssertionError):
+        for _ in range(100):
+            room.array(16384, numpy.dtype(numpy.float64))
 
 
 def box_muller(words: tuple[int, ...], i: int) -> float:

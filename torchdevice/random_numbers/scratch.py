@@ -47,6 +47,7 @@ class Scratch:
 
     def _made(self, count: int, dtype: numpy.dtype[Any]) -> tuple[Any, int]:
         end = self.used + count * dtype.itemsize
+        assert end <= _SIZE
         return self._memory[self.used : end].view(dtype), -(-end // _LINE) * _LINE
 
 

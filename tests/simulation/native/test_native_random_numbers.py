@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,91 @@ def test_remainders_are_exact() -> None:
     assert (found[0] < torch.tensor(spans)[:, None]).all()
 
 
+def in_both(draw: Callable[[], Any]) -> list[list[Any]]:
+    """Return what is drawn by C++ and by Python, and the generator's offset after it."""
+    found = []
+    for native in ("always", "never"):
+        with torchdevice.simulate(random="cuda", native=native):  # type: ignore[arg-type]
+            torch.manual_seed(7)
+            try:
+                drawn = draw()
+            except RuntimeError as error:
+                drawn = str(error)
+            found.append([drawn, torch.cuda.get_rng_state()[8:].tolist()])
+    return found
+
+
+CHANCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dense": lambda p: p,
+    "transposed": lambda p: p.view(10, 511).t(),
+    "gaps": lambda p: p[::3],
+    "scalar": lambda p: p[5],
+    "empty": lambda p: p[:0],
+    "channels last": lambda p: p[:5040].view(2, 7, 4, 90).to(memory_format=torch.channels_last),
+    "NaN": lambda p: p.index_fill(0, torch.tensor([77], device="cuda"), math.nan),
+    "above": lambda p: p + 0.01,
+    "below": lambda p: p - 0.01,
+    "ends": lambda p: p.round(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_chances_of_elements_are_drawn_equally(dtype: torch.dtype) -> None:
+    for name, change in CHANCES.items():
+
+        def drawn(change: Callable[[torch.Tensor], torch.Tensor] = change) -> list[Any]:
+            p = change((torch.arange(5110, device="cuda") % 21 / 20).to(dtype))
+            other = torch.empty(p.shape, device="cuda", dtype=torch.float32).bernoulli_(p)
+            within = p.clone()
+            overlapping = within.view(-1)[1:].bernoulli_(within.view(-1)[:-1])
+            return [
+                each.tolist() for each in (torch.bernoulli(p), other, overlapping, p.bernoulli_(p))
+            ]
+
+        by_cpp, by_python = in_both(drawn)
+        assert by_cpp == by_python, name
+
+
+def test_chances_that_overlap_what_they_fill_are_read_first() -> None:
+    def drawn() -> list[Any]:
+        x = torch.arange(3000, device="cuda").double() / 3000
+        return [x[1:].bernoulli_(x[:-1]).tolist(), x.tolist()]
+
+    by_cpp, by_python = in_both(drawn)
+    assert by_cpp == by_python
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.float32], ids=str)
+@pytest.mark.parametrize("count", [0, 1, 3, 300, 25_000, 33_000])
+def test_permutations_are_equal(count: int, dtype: torch.dtype) -> None:
+    def drawn() -> list[Any]:
+        out = torch.empty(count, 2, dtype=dtype, device="cuda")[:, 0]
+        return [
+            torch.randperm(count, device="cuda", dtype=dtype).tolist(),
+            torch.randperm(count, out=torch.empty(count, dtype=dtype, device="cuda")).tolist(),
+            torch.randperm(count, out=torch.empty(0, dtype=dtype, device="cuda")).tolist(),
+            torch.randperm(count, out=out).tolist(),
+        ]
+
+    by_cpp, by_python = in_both(drawn)
+    assert by_cpp == by_python
+
+
+def test_a_permutation_too_long_for_one_number_of_key_and_place_is_equal() -> None:
+    count = 2**21 + 1
+    (by_cpp, _), (by_python, _) = in_both(lambda: torch.randperm(count, device="cuda").cpu())
+    assert torch.equal(by_cpp, by_python)
+
+
+def test_equal_keys_are_shuffled_equally(monkeypatch: pytest.MonkeyPatch) -> None:
+    shuffled, words_of = [], philox.words_of
+    monkeypatch.setattr(philox, "words_of", lambda *of: shuffled.append(of) or words_of(*of))
+    by_cpp, by_python = in_both(
+        lambda: [torch.randperm(5, device="cuda").tolist() for _ in range(200)]
+    )
+    assert by_cpp == by_python and 5 < len(shuffled) < 60
+
+
 def test_cpp_serves_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     def in_python(*call: object) -> bool:
         raise AssertionError("a kernel in Python drew")
@@ -144,6 +230,9 @@ def test_cpp_serves_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
         x.normal_()
         torch.zeros(9, device="cuda", dtype=torch.int64).random_()
         torch.zeros(9, device="cuda").bernoulli_(0.5)
+        torch.bernoulli(torch.zeros(9, device="cuda"))
+        torch.zeros(9, device="cuda", dtype=torch.bfloat16).random_(9)
+        torch.randperm(9, device="cuda")
 
     with torchdevice.simulate(random="cuda", native="always"):
         drawn()  # C++ learns of an operator by its first call
