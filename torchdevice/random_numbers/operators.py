@@ -62,17 +62,21 @@ class Drawing:
 
     def fill(self, kind: Kind, out: Any, itemsize: int) -> None:
         """Write a number per element of a tensor, of so many bytes each, into an array."""
-        parts = list(_parts(0, len(out), itemsize))
+        source = self.take(self.gpu.offsets_for(len(out), kind.unroll))
+        if _is_one_part(len(out), itemsize):
+            return philox.fill(kind, out, source, self.gpu.threads_for(len(out)))
         # The call for the whole tensor has moved the offset before it divides the work.
-        if len(parts) > 1:
-            self.take(self.gpu.offsets_for(len(out), kind.unroll))
-        for start, count in parts:
+        for start, count in _parts(0, len(out), itemsize):
             source = self.take(self.gpu.offsets_for(count, kind.unroll))
             philox.fill(kind, out[start : start + count], source, self.gpu.threads_for(count))
 
 
+def _is_one_part(count: int, itemsize: int) -> bool:
+    return (count - 1) * itemsize + 1 <= _LARGEST_INT
+
+
 def _parts(start: int, count: int, itemsize: int) -> Iterator[tuple[int, int]]:
-    if (count - 1) * itemsize + 1 <= _LARGEST_INT:
+    if _is_one_part(count, itemsize):
         yield start, count
     else:
         half = count // 2
@@ -459,14 +463,15 @@ def bernoulli_tensor_(draw: Drawing, self: torch.Tensor, p: torch.Tensor) -> tor
         draw.take(10)
         return self
     chances = p.to(_computes_in(self)).expand(self.shape)
-    least, most = (each.item() for each in chances.aminmax())
-    if not (least >= 0 and most <= 1):  # neither holds for NaN
+    least, most = chances.aminmax()
+    if not (float(least) >= 0 and float(most) <= 1):  # neither holds for NaN
         _aten.bernoulli_.Tensor(self, p)  # raises
     source = draw.take(10)
-    order = _common_order(self, chances)
-    numbers = philox.uniform_of_threads(source, -(-self.numel() // 4)).reshape(-1)[: self.numel()]
-    own, chances = self.permute(order), chances.permute(order)
-    drawn = torch.from_numpy(numbers).view(own.shape)
+    own, numbers = self, philox.uniform_of_threads(source, -(-self.numel() // 4)).reshape(-1)
+    if not (self.is_contiguous() and chances.is_contiguous()):
+        order = _common_order(self, chances)
+        own, chances = self.permute(order), chances.permute(order)
+    drawn = torch.from_numpy(numbers[: self.numel()]).view_as(own)
     # Into the tensor itself, unless `p` shares its memory, which the comparison reads.
     if own.untyped_storage().data_ptr() == chances.untyped_storage().data_ptr():
         own.copy_(drawn <= chances)

@@ -409,10 +409,14 @@ def _compiled_uniform64(source: Source, counter: int, threads: int, room: Scratc
 
 def uniform_of_threads(source: Source, threads: int) -> numpy.ndarray[Any, Any]:
     """Return the numbers of each thread's first ``curand_uniform4``, a row per thread."""
-    out = numpy.empty((4, threads), numpy.float32)
+    of_each, rows = (
+        numpy.empty(shape, numpy.float32) for shape in ((_PER_CALL, threads), (threads, _PER_CALL))
+    )
     # As a kernel with so many threads would fill a tensor of four times as many elements.
-    fill(UNIFORM, out.reshape(-1), source, threads)
-    return numpy.ascontiguousarray(out.T)
+    fill(UNIFORM, of_each.reshape(-1), source, threads)
+    for place, numbers in enumerate(of_each):
+        rows[:, place] = numbers
+    return rows
 
 
 def _chunks(threads: int) -> Iterator[tuple[int, int]]:

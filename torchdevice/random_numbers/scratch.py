@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-CHUNK = 16384
+CHUNK = 32768
 """Elements that are computed at a time: their arrays fit into a core's cache."""
 
 _LINE = 64
