@@ -81,8 +81,8 @@ inline void words_of(Words& out, const Counter& at, int count) {
         const VECTOR low = PREFIX##_set1_epi64##BITS(key[0]), high = PREFIX##_set1_epi64##BITS(key[1]);                \
         for (int each = 0; each < TOGETHER; ++each) {                                                                  \
           const VECTOR one = PREFIX##_mul_epu32(c[0][each], first), other = PREFIX##_mul_epu32(c[2][each], second);    \
-          c[0][each] = PREFIX##_xor_(PREFIX##_xor_(PREFIX##_srli_epi64(other, 32), c[1][each]), low);                  \
-          c[2][each] = PREFIX##_xor_(PREFIX##_xor_(PREFIX##_srli_epi64(one, 32), c[3][each]), high);                   \
+          c[0][each] = PREFIX##_xor_of_(PREFIX##_srli_epi64(other, 32), c[1][each], low);                              \
+          c[2][each] = PREFIX##_xor_of_(PREFIX##_srli_epi64(one, 32), c[3][each], high);                               \
           c[1][each] = other;                                                                                          \
           c[3][each] = one;                                                                                            \
         }                                                                                                              \
@@ -100,11 +100,11 @@ inline void words_of(Words& out, const Counter& at, int count) {
 #define _mm256_set1_epi64256(value) _mm256_set1_epi64x(static_cast<int64_t>(value))
 #define _mm256_load_si256_(from) _mm256_load_si256(reinterpret_cast<const __m256i*>(from))
 #define _mm256_store_(to, value) _mm256_store_si256(reinterpret_cast<__m256i*>(to), value)
-#define _mm256_xor_ _mm256_xor_si256
+#define _mm256_xor_of_(one, other, third) _mm256_xor_si256(_mm256_xor_si256(one, other), third)
 #define _mm512_set1_epi64512(value) _mm512_set1_epi64(static_cast<int64_t>(value))
 #define _mm512_load_si512_(from) _mm512_load_si512(from)
 #define _mm512_store_(to, value) _mm512_store_si512(to, value)
-#define _mm512_xor_ _mm512_xor_si512
+#define _mm512_xor_of_(one, other, third) _mm512_ternarylogic_epi64(one, other, third, 0x96)
 WORDS_BY_VECTORS(words_by_avx2, "avx2", __m256i, 4, 2, _mm256, 256)
 WORDS_BY_VECTORS(words_by_avx512, "avx512f", __m512i, 8, 4, _mm512, 512)
 #endif
@@ -365,29 +365,26 @@ OPTIMIZED inline void to_keys(uint64_t* words, int64_t count, int bits) {
   }
 }
 
-// Sort entries of random keys of so many bits by their upper bits, equal ones by their order. The entries are in one of
-// the two arrays then; the keys may lie in the second one's memory.
-template <class Entry, class Make>
-Entry* sort_by_key(const uint64_t* keys, Entry* entries, Entry* spare, int64_t count, int bits, const Make& make) {
-  constexpr int MOST = 11, MOST_DIGITS = 3;  // as entries are fewer than 2 ** 28
-  int needed = 2;  // the bits that few entries share
-  while (int64_t{1} << (needed - 2) < count) ++needed;
-  // By those, and as many more as their digits have, from the last digit on.
-  const int digits = (needed + MOST - 1) / MOST, width = std::min(MOST, (std::min(bits, needed + 4) + digits - 1) / digits);
+constexpr int MOST_BITS = 11;  // of a digit
+
+// Sort entries of keys by digits of so many bits, from the lowest bit on, equal ones by their order. The entries are in
+// one of the two arrays then; the keys may lie in the second one's memory.
+template <int DIGITS, class Entry, class Make>
+Entry* sort_by_digits(
+    const uint64_t* keys, Entry* entries, Entry* spare, int64_t count, int lowest, int width, const Make& make) {
   const uint64_t mask = (uint64_t{1} << width) - 1;
-  const int lowest = std::max(0, bits - digits * width);
-  uint32_t places[MOST_DIGITS][1 << MOST] = {};
+  uint32_t places[DIGITS][1 << MOST_BITS] = {};
   for (int64_t i = 0; i < count; ++i) {
-    for (int digit = 0; digit < digits; ++digit) ++places[digit][keys[i] >> (lowest + digit * width) & mask];
+    for (int digit = 0; digit < DIGITS; ++digit) ++places[digit][keys[i] >> (lowest + digit * width) & mask];
   }
-  for (int digit = 0; digit < digits; ++digit) {
+  for (auto& of_digit : places) {
     uint32_t place = 0;
-    for (uint64_t value = 0; value <= mask; ++value) place += std::exchange(places[digit][value], place);
+    for (uint64_t value = 0; value <= mask; ++value) place += std::exchange(of_digit[value], place);
   }
   for (int64_t i = 0; i < count; ++i) {
     entries[places[0][keys[i] >> lowest & mask]++] = make(keys[i], static_cast<uint64_t>(i));
   }
-  for (int digit = 1; digit < digits; ++digit) {
+  for (int digit = 1; digit < DIGITS; ++digit) {
     const int shift = lowest + digit * width;
     for (int64_t i = 0; i < count; ++i) spare[places[digit][entries[i].key() >> shift & mask]++] = entries[i];
     std::swap(entries, spare);
@@ -395,12 +392,31 @@ Entry* sort_by_key(const uint64_t* keys, Entry* entries, Entry* spare, int64_t c
   return entries;
 }
 
+// The same for random keys of so many bits, by their upper bits, which few entries share.
+template <class Entry, class Make>
+Entry* sort_by_key(const uint64_t* keys, Entry* entries, Entry* spare, int64_t count, int bits, const Make& make) {
+  int needed = 2;  // bits, at most 30 as entries are fewer than 2 ** 28
+  while (int64_t{1} << (needed - 2) < count) ++needed;
+  const int digits = (needed + MOST_BITS - 1) / MOST_BITS;
+  const int width = std::min(MOST_BITS, (std::min(bits, needed + 4) + digits - 1) / digits);
+  const int lowest = std::max(0, bits - digits * width);
+  if (digits == 1) return sort_by_digits<1>(keys, entries, spare, count, lowest, width, make);
+  if (digits == 2) return sort_by_digits<2>(keys, entries, spare, count, lowest, width, make);
+  return sort_by_digits<3>(keys, entries, spare, count, lowest, width, make);
+}
+
 // Sort entries whose upper bits are in order. Return whether some keys are equal.
 template <class Entry>
 bool finish_order(Entry* entries, int64_t count) {
   bool has_equal = false;
+  uint64_t most = entries[0].key();
   for (int64_t i = 1; i < count; ++i) {
     const auto entry = entries[i];
+    has_equal |= entry.key() == most;
+    if (entry.key() >= most) {
+      most = entry.key();
+      continue;
+    }
     int64_t to = i;
     for (; to > 0 && entries[to - 1].key() > entry.key(); --to) entries[to] = entries[to - 1];
     entries[to] = entry;
