@@ -85,7 +85,7 @@ RANKS = """
 
     def received_from_any(rank, x, pair):
         # NCCL receives from a named rank only.
-        group = dist.new_group([0, 1], backend="gloo") if x.is_cuda else None
+        group = dist.new_group([0, 1], backend="gloo") if not x.is_cpu else None
         dist.recv(x, group=group) if rank == 0 else dist.barrier()
 
     def refused_from_any(rank, x, pair):
@@ -231,7 +231,7 @@ def test_nccl_receives_from_a_named_rank_only(tmp_path: Path) -> None:
 
 
 def note(key: str, ranks: list[int], **begun: int) -> Note:
-    return Note(1, "", Awaited([key], begun[key], ranks), begun)
+    return Note(1, "", Awaited([key], begun[key], ranks), begun, 0.0)
 
 
 def test_ranks_that_wait_for_each_other_are_stuck() -> None:
@@ -266,17 +266,17 @@ def test_the_order_of_ranks_does_not_matter(order: tuple[int, ...]) -> None:
 def receives(source: int | None, times: int, **begun: int) -> Note:
     """Return the note of rank 0 of three, waiting for tensor ``times`` of one or any rank."""
     ranks = [0, 1, 2] if source is None else [source]
-    return Note(1, "", Awaited(["send to 0"], times, ranks, source is None), begun)
+    return Note(1, "", Awaited(["send to 0"], times, ranks, source is None), begun, 0.0)
 
 
 @pytest.mark.parametrize(("sent", "goes_on"), [(0, False), (1, False), (2, True)])
 def test_a_rank_that_receives_is_stuck_until_all_was_sent(sent: int, goes_on: bool) -> None:
-    other = Note(1, "", Awaited(["b"], 1, [0]), {"send to 0": sent})
+    other = Note(1, "", Awaited(["b"], 1, [0]), {"send to 0": sent}, 0.0)
     assert stuck({0: receives(1, times=2), 1: other}) == ([] if goes_on else [0, 1])
 
 
 def test_a_rank_that_receives_from_any_goes_on_while_one_can_send() -> None:
-    waits = {0: receives(None, times=1), 1: Note(1, "", Awaited(["b"], 1, [0]), {})}
+    waits = {0: receives(None, times=1), 1: Note(1, "", Awaited(["b"], 1, [0]), {}, 0.0)}
     assert stuck(waits) == [], "the third rank computes"
     waits[2] = waits[1]
     assert stuck(waits) == [0, 1, 2]

@@ -115,7 +115,8 @@ def _at(note: Failure) -> str:
 
 
 def _of_other(note: Failure, first: Failure | None, killed: str) -> str:
-    if first is not None and (note.place, note.error) == (first.place, first.error):
+    # A table of all ranks is the same text for each of them, whose lines may differ.
+    if first is not None and note.error == first.error:
         return f"failed{_at(note)} with the same error"
     if not note.traceback:
         return f"ended{_at(note)} with {note.error}"

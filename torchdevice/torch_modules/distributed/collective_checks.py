@@ -44,6 +44,9 @@ _END = "end"
 """The key in the store under which the first rank that ends says how, before its connections close.
 """
 
+_ENDED_AT = "ended at"
+"""The key under which the rank that gave up first says when, in seconds since the epoch."""
+
 _GRACE = 0.5
 """The seconds that a rank has to say why it gives up."""
 
@@ -135,12 +138,14 @@ class Note(NamedTuple):
         what: The collective, with shapes and the line of the program.
         awaited: The calls that the rank waits for.
         begun: How often the rank has begun what others wait for, by key.
+        since: When the wait began, in seconds since the epoch.
     """
 
     number: int
     what: str
     awaited: Awaited
     begun: Mapping[str, int]
+    since: float
 
 
 def stuck(notes: Mapping[int, Note]) -> list[int]:
@@ -218,6 +223,7 @@ class Waiting:
                 time.sleep(_GRACE / 20)
             # For a rank that could not, so that this one, ending too, is not taken for the first.
             if not self._store.check([_END]):
+                self._store.set(_ENDED_AT, repr(time.time()))
                 self._store.set(_END, ended)
             return self._store.get(_END).decode()
         return ended
@@ -258,7 +264,7 @@ class Waiting:
             return
         rank_notes.leave_wait(str(call), began)
         # The number makes each note unique: two equal readings prove that nothing happened.
-        self._write(Note(self._number + 1, str(call), awaited(), dict(self._begun)))
+        self._write(Note(self._number + 1, str(call), awaited(), dict(self._begun), began))
         while not ended():
             notes = self._read()
             found = stuck(notes)
@@ -282,7 +288,9 @@ class Waiting:
         if not self._noted:
             return ""
         try:
-            return _listed(self._read(), self._size)
+            # One time for all ranks, so that their errors are equal and are shown once.
+            ended_at = float(self._store.get(_ENDED_AT))
+            return _listed(self._read(), self._size, ended_at)
         except RuntimeError:  # the store has ended with another rank
             return ""
 
@@ -298,8 +306,8 @@ class Waiting:
             # `get` would wait for a key that is not there.
             text = self._store.get(str(rank)) if self._store.check([str(rank)]) else b"null"
             if fields := json.loads(text):
-                number, what, awaited, begun = fields
-                found[rank] = Note(number, what, Awaited(*awaited), begun)
+                number, what, awaited, begun, since = fields
+                found[rank] = Note(number, what, Awaited(*awaited), begun, since)
         return found
 
 
@@ -323,8 +331,12 @@ def _deadlock(notes: Mapping[int, Note], found: Sequence[int], size: int) -> dis
     )
 
 
-def _listed(notes: Mapping[int, Note], size: int) -> str:
-    says = (
-        f"waits in {notes[rank].what}" if rank in notes else "does not wait" for rank in range(size)
-    )
-    return "".join(f"\n  rank {rank} {each}" for rank, each in enumerate(says))
+def _listed(notes: Mapping[int, Note], size: int, now: float | None = None) -> str:
+    listed = ""
+    for rank in range(size):
+        waits = "does not wait"
+        if rank in notes:
+            lasting = "" if now is None else f" for {now - notes[rank].since:.0f} s"
+            waits = f"waits{lasting} in {notes[rank].what}"
+        listed += f"\n  rank {rank} {waits}"
+    return listed

@@ -390,7 +390,7 @@ class NcclGroup(dist.ProcessGroup):
                 others = self.waiting.waiting_ranks() or " another rank has not come."
                 raise dist.DistBackendError(f"{where} cannot end. {reason}:{others}") from None
             raise dist.DistBackendError(
-                f"{where} cannot end: {reason}. The other ranks wait for it."
+                f"{where} cannot end: {reason.rstrip('.')}. The other ranks wait for it."
             ) from None
 
 
