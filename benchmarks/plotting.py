@@ -74,7 +74,9 @@ def soak(samples: Sequence[Sample]) -> str:
 
 def _svg(width: int, height: int, body: list[str]) -> str:
     style = "font-family='sans-serif' font-size='12'"
+    # Without it the text is dark on the dark ground of a page.
+    ground = f'<rect width="{width}" height="{height}" rx="6" fill="white"/>'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f"{style}>{''.join(body)}</svg>\n"
+        f"{style}>{''.join([ground, *body])}</svg>\n"
     )

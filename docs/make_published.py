@@ -95,7 +95,10 @@ def page() -> str:
 
 # ---- the picture ---------------------------------------------------------------------------------
 
-WIDTH, HEIGHT, MARGIN = 760, 380, 60
+WIDTH, HEIGHT, MARGIN = 760, 340, 60
+
+LINE = 18
+"""The height of a line of the legend, below the axes."""
 
 MOST = 2.0
 """The largest difference that the picture shows, in percent, on both sides."""
@@ -127,6 +130,11 @@ def _axes() -> Iterator[str]:
             f'<text x="{x:.1f}" y="{HEIGHT - MARGIN + 20}" text-anchor="middle">{gibibytes:g} '
             "GiB</text>"
         )
+    yield f'<text x="{MARGIN}" y="{MARGIN - 24}">by how many percent the plan differs</text>'
+    yield (
+        f'<text x="{WIDTH / 2:g}" y="{HEIGHT - MARGIN + 40}" text-anchor="middle">peak measured on '
+        "a GPU</text>"
+    )
 
 
 def picture() -> str:
@@ -150,13 +158,13 @@ def picture() -> str:
                 f'<circle cx="{_x(size):.1f}" cy="{_y(percent):.1f}" r="4" fill="{colour}" '
                 'fill-opacity="0.6"/>'
             )
-        column, line = divmod(number, 3)
-        x, y = MARGIN + 20 + 350 * column, HEIGHT - MARGIN - 52 + 18 * line
+        x, y = MARGIN + 10, HEIGHT + 16 + LINE * number
         body.append(f'<circle cx="{x - 10}" cy="{y - 4}" r="4" fill="{colour}"/>')
         body.append(f'<text x="{x}" y="{y}">{found["title"]}</text>')
     style = 'font-family="sans-serif" font-size="12" fill="#444444"'
-    ground = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
-    view = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
+    height = HEIGHT + 16 + LINE * len(kept)
+    ground = f'<rect width="{WIDTH}" height="{height}" rx="6" fill="white"/>'
+    view = f'viewBox="0 0 {WIDTH} {height}"'
     lines = "\n".join(body)
     return f'<svg xmlns="http://www.w3.org/2000/svg" {view} {style}>{ground}\n{lines}\n</svg>\n'
 
