@@ -354,6 +354,7 @@ def test_sizes_as_people_write_them() -> None:
 )
 def test_targets_have_one_grammar(given: str, meant: str) -> None:
     assert Options(given).target == meant
+    assert torchdevice.portable(given).options == torchdevice.portable(meant).options
     simulated = meant if meant.startswith("simulated") else f"simulated:{meant}"
     assert torchdevice.simulate(given).options.target == simulated
 

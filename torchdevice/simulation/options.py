@@ -86,11 +86,11 @@ class SimulationOptions(Options):
     @staticmethod
     def implied_by(target: object) -> dict[str, Any]:
         """Return the options a simulated device implies: identity, and its model's figures."""
-        if not isinstance(target, str) or not target.startswith("simulated"):
+        if not isinstance(target, str) or PLAIN.fullmatch(target):
             return {}
         from torchdevice.simulation import models
 
-        return models.options_of(target)
+        return models.options_of(models.named(target))  # "t4" implies what "simulated:t4" does
 
     def contradictions(self, target: Target) -> dict[str, str]:
         found: dict[str, str] = {}
