@@ -88,8 +88,9 @@ def test_gpu_tests_run_and_fail_for_their_bugs(tmp_path: Path) -> None:
 
 
 def test_without_the_option_gpu_tests_are_skipped(tmp_path: Path) -> None:
-    code, output = run_pytest(tmp_path, PROJECT)
+    code, output = run_pytest(tmp_path, PROJECT, "--torchdevice-memory=8GiB", "-v")
     assert code == 0 and "1 passed" in output and "skipped" in output, output
+    assert "only tests with a mark or a fixture take --torchdevice-memory\n" in output, output
 
 
 def test_on_the_cpu_the_bug_is_not_seen(tmp_path: Path) -> None:

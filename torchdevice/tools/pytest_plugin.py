@@ -32,6 +32,17 @@ _REPORT = "--torchdevice-report"
 
 _ISOLATION = "torchdevice_isolation"
 
+_EXAMPLES = """torchdevice: examples:
+  pytest --torchdevice=simulated:cuda:2
+  pytest --torchdevice=cpu
+  pytest --torchdevice=a100:2 --torchdevice-report=report.html
+  pytest --torchdevice=simulated:cuda --torchdevice-memory=8GiB
+  pytest --torchdevice=simulated:mps -n 2
+  pytest -o torchdevice=
+
+"""
+"""What stands above the flags in pytest's help. The last example overrides a configuration file."""
+
 _ERRORS = (TorchDeviceError, ValueError, TypeError)
 """What is raised for options that cannot be had."""
 
@@ -43,7 +54,8 @@ _scopes_of_marks = pytest.StashKey["Scope"]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--torchdevice``, a flag for each other option of a scope, and configuration keys."""
     for index, (heading, names) in enumerate(_options.groups().items()):
-        group = parser.getgroup(f"torchdevice{index or ''}", f"torchdevice: {heading}")
+        above = "" if index else _EXAMPLES
+        group = parser.getgroup(f"torchdevice{index or ''}", f"{above}torchdevice: {heading}")
         _options.add_flags(group.addoption, _options.pytest_flag_of, names)
     add_report_flag(parser.getgroup("torchdevice").addoption, _REPORT)
     parser.addini(
@@ -87,10 +99,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Return the line of pytest's header that names the target."""
+    """Return the line of pytest's header that names the target, or flags that lack one."""
     scope = config.stash.get(_scopes, None)
     if scope is None:
-        return None
+        flags = ", ".join(map(_options.pytest_flag_of, _given(config)))
+        if not flags:
+            return None
+        return (
+            f"torchdevice: without --torchdevice=TARGET only tests with a mark or a fixture take "
+            f"{flags}"
+        )
     kernels = scope.runtime.supplied.kernels(scope.options.native)
     return f"torchdevice: {scope.runtime.target}" + (f", kernels: {kernels}" if kernels else "")
 

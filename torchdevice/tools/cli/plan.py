@@ -46,10 +46,7 @@ _TEXTS = CommandTexts(
         "  torchdevice plan --model llama --batch 4 --train lora\n"
         "  torchdevice plan --sweep batch-size=1,2,4,8 train.py --max-steps 2\n"
         "  torchdevice plan torchrun --nproc-per-node 4 train_ddp.py\n"
-        "  torchdevice plan --world-size 4 train_ddp.py\n"
-        "  torchdevice plan --world-size 4 --rank all train_pipeline.py\n"
-        "  torchdevice plan --memory 16GiB train.py\n"
-        "  torchdevice plan --json train.py > plan.json"
+        "  torchdevice plan --report=plan.html train.py --max-steps 2"
     ),
     arguments={
         "--fits": {
