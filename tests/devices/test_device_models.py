@@ -294,6 +294,8 @@ FILES = {
     ("model", "error", "message"),
     [
         ("t5", UnknownTargetError, "Did you mean 'simulated:t4'?"),
+        ("gpu", UnknownTargetError, "Did you mean 'simulated:cuda'?"),
+        ("nvidia", UnknownTargetError, "Did you mean 'simulated:cuda'?"),
         (
             "missing.toml",
             ValueError,

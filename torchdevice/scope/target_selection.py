@@ -248,7 +248,10 @@ _OTHER_NAMES = {
 def _unknown(target: object, name: str) -> UnknownTargetError:
     known = known_targets()
     lowered = name.strip().lower()
-    lowered = _OTHER_NAMES.get(lowered, lowered)
+    # `simulate("gpu")` means a simulated device in any case.
+    before = f"{SIMULATED}:" if lowered.startswith(f"{SIMULATED}:") else ""
+    bare = lowered.removeprefix(before)
+    lowered = before + _OTHER_NAMES.get(bare, bare).removeprefix(before)
     near = difflib.get_close_matches(lowered, known, n=1)
     # A number of real devices is not chosen by the target.
     if re.fullmatch(r"(cuda|mps):[0-9]+", lowered):

@@ -111,7 +111,7 @@ def _run(ipython: Any, cell: str) -> Any:
 
 class _Parser(MagicArgumentParser):  # type: ignore[misc]
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}. %{_NAME} {_HELP} lists the options.")
+        raise UsageError(f"{message.rstrip('.')}. %{_NAME} {_HELP} lists the options.")
 
 
 def _parser() -> _Parser:
