@@ -77,7 +77,7 @@ def _slug(title: str) -> str:
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
     """Take away the backslash that GitHub wants before a bar in code in a table, and mark the pages
-    of the reference, whose long tables get a filter (docs/filter.js).
+    of the reference, which get a filter where they are long (docs/filter.js).
     """
     html = _CODE.sub(lambda found: found[0].replace("\\|", "|"), html)
     if any(section.title == "Reference" for section in page.ancestors):
