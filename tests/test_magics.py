@@ -181,7 +181,7 @@ class TestForTheSession:
             "torch.cuda.synchronize()"
         )
         assert session.run_cell(lose).error_in_exec is not None
-        assert "Run `%torchdevice` again, and make your tensors anew." in capsys.readouterr().out
+        assert "Run `%torchdevice` again, and create your tensors again." in capsys.readouterr().out
         run(session, "%torchdevice simulated:cuda")
         assert run(session, "torch.ones(2, device='cuda').sum().item()") == 2
         run(session, "%torchdevice off")

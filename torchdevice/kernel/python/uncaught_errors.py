@@ -288,8 +288,8 @@ def _show_in_cell(
     if "device-side assert" in str(value):
         add_note(
             value,
-            "The device is lost, as on a GPU. Run `%torchdevice` again, and make your tensors "
-            "anew.",
+            "The device is lost, as on a GPU. Run `%torchdevice` again, and create your tensors "
+            "again.",
         )
     shell.showtraceback((kind, value, value.__traceback__), tb_offset=tb_offset)
 
