@@ -15,6 +15,7 @@ from places import ROOT
 from processes import run_command, run_python
 
 import torchdevice
+from torchdevice.check import Target
 from torchdevice.scope import options as record
 from torchdevice.scope.options import Options
 
@@ -355,6 +356,8 @@ def test_sizes_as_people_write_them() -> None:
 def test_targets_have_one_grammar(given: str, meant: str) -> None:
     assert Options(given).target == meant
     assert torchdevice.portable(given).options == torchdevice.portable(meant).options
+    if meant not in ("cuda:2", "npu"):  # which are no targets
+        assert Target.named(given) == Target.named(meant)
     simulated = meant if meant.startswith("simulated") else f"simulated:{meant}"
     assert torchdevice.simulate(given).options.target == simulated
 

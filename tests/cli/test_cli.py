@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from processes import run_command, run_fresh_python, run_program, run_torch_python
 
 import torchdevice
@@ -376,3 +377,7 @@ def test_available_device() -> None:
         "TorchDevice(device='cpu', name="
     )
     assert torchdevice.TorchDevice().device.type in ("cpu", "cuda", "mps", "xpu")
+    for target, shown in (("t4:2", "cuda:0"), ("simulated:mps", "mps:0")):
+        found = torchdevice.TorchDevice(target)
+        with torchdevice.portable(target):
+            assert (str(found.device), found.name) == (shown, torch.cuda.get_device_name())

@@ -20,7 +20,8 @@ from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.accelerators import FAMILIES
 from torchdevice.kernel.devices.mps_runtime import MpsRuntime
 from torchdevice.kernel.devices.registry import registered, runtime
-from torchdevice.kernel.devices.runtime import Runtime
+from torchdevice.kernel.devices.runtime import Runtime, device_of
+from torchdevice.kernel.options import of_device
 from torchdevice.kernel.python import garbage_collection
 from torchdevice.random_numbers.runtimes import with_gpu_numbers
 from torchdevice.scope import options as _options
@@ -265,6 +266,21 @@ def _unknown(target: object, name: str) -> UnknownTargetError:
     return UnknownTargetError(target, known, lowered if exists else meant)
 
 
+def name_of(target: Runtime, options: Options) -> str:
+    """Return the name of a target's first device, which a GPU model may give."""
+    given = of_device(options.properties, 0)
+    name = given.get("name") if given else None
+    return name or target.name(0)
+
+
+def _reported_device(target: Runtime, options: Options) -> torch.device:
+    shown = target.supplied.shown_as
+    if options.identity == "program":
+        shown = "cuda" if options.written_for == "any" else options.written_for
+    # torch knows the type of simulated devices only once a scope has registered it.
+    return target.device(0) if shown is None else device_of(shown, 0)
+
+
 class TorchDevice:
     """The device that a scope would choose as its target.
 
@@ -272,8 +288,8 @@ class TorchDevice:
         target: The target (see :func:`torchdevice.portable`); None chooses the first available one.
 
     Attributes:
-        device: The ``torch.device``.
-        name: The name of the device, such as a model of CPU.
+        device: The ``torch.device`` that tensors would report.
+        name: The name of the device, such as a model of CPU or of a simulated GPU.
 
     Raises:
         UnknownTargetError: ``target`` is not a device type.
@@ -281,9 +297,9 @@ class TorchDevice:
     """
 
     def __init__(self, target: str | torch.device | None = None):
-        found, _ = resolve(_options.chosen({"target": target}))
-        self.device = found.device(0)
-        self.name = found.name(0)
+        found, options = resolve(_options.chosen({"target": target}))
+        self.device = _reported_device(found, options)
+        self.name = name_of(found, options)
 
     def __repr__(self) -> str:
         return f"TorchDevice(device={str(self.device)!r}, name={self.name!r})"

@@ -108,7 +108,7 @@ def _check(options: argparse.Namespace) -> int:
         if baseline:
             findings = configuration.without_known(Path(baseline), findings)
         shown = findings if options.all else _with_verdict(findings, *_listed(target))
-        _show(findings, shown, len(files), options)
+        _show(findings, shown, len(files), target.name, options)
     return int(bool(_with_verdict(findings, Verdict.CHANGE)))
 
 
@@ -169,7 +169,11 @@ def _chosen_rules(options: argparse.Namespace, project: Configuration) -> set[st
 
 
 def _show(
-    findings: list[Finding], shown: list[Finding], files: int, options: argparse.Namespace
+    findings: list[Finding],
+    shown: list[Finding],
+    files: int,
+    target: str,
+    options: argparse.Namespace,
 ) -> None:
     from torchdevice.check import formats
 
@@ -182,4 +186,4 @@ def _show(
         else:
             print(document)
     else:
-        styled_text.show(formats.rendered(findings, shown, files, options.target))
+        styled_text.show(formats.rendered(findings, shown, files, target))

@@ -98,7 +98,8 @@ def _device(target: str | None) -> list[Finding]:
             why = f"the best there is; not available: {', '.join(better)}"
         else:
             why = "the best there is"
-    said = f"{found.target} would stand in: {found.name(0)} ({why})"
+    name = target_selection.name_of(found, options)
+    said = f"{found.target} would stand in: {name} ({why})"
     if found.degraded_notice:
         remedy = "to test as strictly as on a GPU: --target simulated:cuda"
     else:
