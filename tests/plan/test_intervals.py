@@ -113,3 +113,38 @@ def test_a_scaler_skips_steps_in_the_lower_bound(kind: str, tmp_path: Path) -> N
         assert "an infinity, so the step is skipped" in said
     else:  # it takes the infinities on the GPU, and has its states in any case
         assert upper["bound"] == "" and upper["needs"] == lower["needs"]
+
+
+def test_both_bounds_of_a_program_without_values_or_gpu(tmp_path: Path) -> None:
+    (tmp_path / "same.py").write_text("import torch; torch.zeros(9, device='cuda')")
+    done = run_command("plan", "--interval", "same.py", cwd=tmp_path)
+    assert done.returncode == 0 and "both bounds are the same" in done.stdout, done.stderr
+    (tmp_path / "none.py").write_text("import torch; torch.zeros(9)")
+    done = run_command("plan", "--interval", "none.py", cwd=tmp_path)
+    assert done.returncode == 0 and "asked for no memory of a GPU" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(("values", "places"), [("assume", [0, 1, 2]), ("assume-fewest", [])])
+def test_the_places_of_what_is_selected_are_known(values: Any, places: list[int]) -> None:
+    with torchdevice.simulate("cuda", compute="meta", values=values):
+        counts = torch.rand(4, 3, device="cuda").argmax(1).bincount(minlength=3)
+        found = (counts > 0).nonzero()
+        assert [int(each) for each in found] == places
+        assert [f"expert_{each[0]}" for each in found] == [f"expert_{each}" for each in places]
+        assert f"{counts.sum():03d}" == "000" and "..." in repr(counts.sum())
+
+
+@pytest.mark.parametrize("values", ["assume", "assume-fewest"])
+def test_a_split_by_sizes_that_were_read(values: Any) -> None:
+    with torchdevice.simulate("cuda", compute="meta", values=values) as scope:
+        x = torch.rand(6, 2, device="cuda", requires_grad=True)
+        sizes = torch.rand(3, device="cuda").long().tolist()
+        parts = x.split(sizes)
+        assert sizes == [0, 0, 0] and [len(each) for each in parts] == [6, 0, 0]
+        torch.cat([each.exp() for each in parts]).sum().backward()
+        assert x.grad is not None and x.grad.shape == x.shape
+        said = {row.done for row in scope.report().rows}
+        assert "assumed: the first part has everything" in said
+        assert [len(each) for each in x.split([2, 0, 4])] == [2, 0, 4]
+    with pytest.raises(RuntimeError, match="sum exactly"):
+        torch.rand(6, 2).split([0, 0])

@@ -18,6 +18,7 @@ from torch.utils.dlpack import DLDeviceType
 from torchdevice.calls import rewriters
 from torchdevice.calls.interruptions import dropping
 from torchdevice.calls.rewriters import native_device, with_device_keyword
+from torchdevice.kernel import thread_state
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices import module
 from torchdevice.kernel.fidelity import Fidelity
@@ -66,7 +67,9 @@ def _contents_of(self: torch.Tensor, indent: int) -> str:
 def formatted(self: torch.Tensor, format_spec: str) -> str:
     """``torch.Tensor.__format__`` from the registration of the device on."""
     if self.dim() == 0 and _lacks_values(self):
-        return repr(self)
+        context = thread_state.state.context
+        if context is None or not (context.options.values or "").startswith("assume"):
+            return repr(self)
     return _torchs_format(self, format_spec)
 
 

@@ -22,13 +22,19 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchdevice.errors import NoValueError
+from torchdevice.kernel import registered_kernels, thread_state
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.journal import callers
 from torchdevice.kernel.stand_ins import tensors
 from torchdevice.simulation.allocator.storages import has_no_values
 from torchdevice.simulation.kernels.cpu_kernels import CpuAliases, index_of
-from torchdevice.simulation.observe.meta_kernels import WithoutValues, gives_values, like_on_meta
+from torchdevice.simulation.observe.meta_kernels import (
+    KEPT,
+    WithoutValues,
+    gives_values,
+    like_on_meta,
+)
 
 ASSUMED = "assumed: "
 """How a row of the report begins to say what was done, where values were assumed."""
@@ -41,6 +47,11 @@ STEPS, SKIPS = "no infinity, so the optimizer steps", "an infinity, so the step 
 
 VALID = "the arguments are valid"
 """What was assumed of the arguments of ``torch.distributions``."""
+
+FIRST = "the first part has everything"
+"""What was assumed of the parts of a tensor whose sizes the program read."""
+
+_PLACES = "aten::nonzero"
 
 _DISTRIBUTIONS = "torch.distributions.distribution"
 """The module that checks them. It reads nothing else."""
@@ -67,6 +78,9 @@ class AssumedValues(WithoutValues):
         self._context = context
         self._selected = 0 if context.options.values == "assume-fewest" else 1
         self._said_of_sizes = MOST if self._selected else FEWEST
+        registered_kernels.put_in_front(
+            "aten::split_with_sizes", "PrivateUse1", _split, "the sizes of a plan"
+        )
         self._infinities = WeakIdKeyDictionary()
         """Tensors in which a ``GradScaler`` is told whether there was an infinity."""
 
@@ -96,7 +110,9 @@ class AssumedValues(WithoutValues):
                 raise
         with torch._C.DisableTorchFunction():
             assumed = 0 if reads else self._selected
-            result = _Assumed(op, assumed, gives_values=reads).call(args, kwargs)
+            # The places of what is selected are known, and a program may name a layer by one.
+            known = reads or (op._schema.name == _PLACES and _is_small(args[0]))
+            result = _Assumed(op, assumed, gives_values=known).call(args, kwargs)
             said = _read_as(result) if reads else self._said_of_sizes
             name = _NAMES.get(op._schema.name, op._schema.name.removeprefix("aten::"))
             self._context.report(name, ASSUMED + said, Fidelity.APPROXIMATE)
@@ -114,6 +130,28 @@ class AssumedValues(WithoutValues):
             return None
         self._context.report("item()", ASSUMED + said, Fidelity.APPROXIMATE)
         return value
+
+
+def _split(
+    keys: Any, own: registered_kernels.Own, tensor: torch.Tensor, sizes: Any, dim: int = 0
+) -> Any:
+    """``split_with_sizes`` in front of torch's own, which has no kernel for a device.
+
+    Sizes that the program read from values are 0. Of these the first is assumed to be all: whatever
+    the others are, the sum is the same.
+    """
+    context = thread_state.state.context
+    if context is None or not (context.options.values or "").startswith("assume"):
+        return own(tensor, sizes, dim)
+    if sizes and not any(sizes) and tensor.shape[dim]:
+        context.report("split()", ASSUMED + FIRST, Fidelity.APPROXIMATE)
+        sizes = [tensor.shape[dim], *sizes[1:]]
+    return own(tensor, sizes, dim)
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    """Return whether the places of a tensor's elements keep their values."""
+    return tensor.numel() * max(tensor.dim(), 1) * torch.int64.itemsize <= KEPT
 
 
 def _torchs_modules() -> Iterator[str]:

@@ -50,7 +50,7 @@ _SIZE_BY_VALUES = "may return an output Tensor with data-dependent shape"
 """A part of the error of torch's fake tensors."""
 
 
-_KEPT = 16 << 20
+KEPT = 16 << 20
 """Tensors of integers and bools of at most so many bytes keep their values, such as positions,
 masks and labels.
 """
@@ -142,7 +142,7 @@ def _run(
     if any(each.layout is not torch.strided for each in tensors(result)):
         raise NoValueError(op._schema.name)
     without_values = (
-        each.is_floating_point() or each.is_complex() or each.nbytes > _KEPT
+        each.is_floating_point() or each.is_complex() or each.nbytes > KEPT
         for each in tensors(result)
     )
     if known and not any(without_values):
