@@ -11,7 +11,7 @@ import pytest
 import torch
 from processes import run_command, run_python
 
-from torchdevice.plan import change_words, changes, eight_bits
+from torchdevice.plan import change_words, changes, eight_bits, sweeping
 from torchdevice.plan.change_words import Change
 
 pytestmark = pytest.mark.one_engine
@@ -86,11 +86,17 @@ def test_what_is_tried() -> None:
     texts = [str(each) for each in change_words.tried(None)]
     assert texts[0] == "" and {"checkpointing+lora", "fsdp:2", "fsdp:8"} < set(texts)
     assert [str(each) for each in change_words.tried(16) if each.ranks] == ["fsdp:16"]
-    assert [str(each) for each in change_words.tried_on_model("lora")] == [
+    assert [str(each) for each in change_words.tried_on_model("lora", None)] == [
         "",
         "checkpointing",
         "qlora",
+        "fsdp:2",
+        "fsdp:4",
+        "fsdp:8",
     ]
+    of_ranks = change_words.tried_on_model("lora", 16)
+    assert [str(each) for each in of_ranks] == ["", "checkpointing", "qlora", "fsdp:16"]
+    assert [*map(str, change_words.tried_on_model("qlora", 16))] == [""]
 
 
 @pytest.mark.parametrize(
@@ -99,6 +105,7 @@ def test_what_is_tried() -> None:
         ("checkpointing+lora", ["llama", "--train", "lora", "--checkpointing"]),
         ("qlora", ["llama", "--train", "qlora"]),
         ("8-bit", ["llama", "--train", "full"]),
+        ("fsdp:4", ["llama", "--train", "full", "--strategy", "fsdp"]),
     ],
 )
 def test_the_words_of_a_changed_model(change: str, expected: list[str]) -> None:
@@ -113,18 +120,24 @@ def test_the_table_shows_what_could_not_be_tried() -> None:
         "needs": 3 << 30,
         "smallest": "t4",
         "fits": [{"model": "t4", "fits": "yes"}],
+        "devices": [{}],
+        "other processes": [],
     }
     plans: list[dict[str, Any]] = [
         {**plan, "change": ""},
         {**plan, "change": "lora", "not changed": ["lora"]},
     ]
-    head, whole, untried = change_words.tables(plans, "t4")
+    head, whole, untried = sweeping.tables_of_changes(plans, "t4")
     assert head[-1] == "fits t4" and whole == ("as it is", f"{'3.00 GiB':>11}", "t4", "yes")
     assert (
         untried[0] == "LoRA of rank 16"
         and untried[2].startswith("not tried: the program")
         and untried[3] == ""
     )
+    ended = {"finished": False, "at least": 0, "ended": "KeyError at t.py:1"}
+    failed = {**plans[1], **ended, "devices": []}
+    _, row = sweeping.tables_of_changes([failed], None)
+    assert row == ("LoRA of rank 16", "", "not finished: KeyError at t.py:1"), "this comes first"
 
 
 @pytest.mark.parametrize(
@@ -272,9 +285,14 @@ def test_what_makes_a_model_fit(tmp_path: Path) -> None:
     done = run_command("plan", "--try", "--json", "--fits", "t4", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     needs = {each["change"]: each["needs"] for each in json.loads(done.stdout)["tried"]}
-    assert [*needs] == [str(each) for each in change_words.tried_on_model("full")]
+    assert [*needs] == [str(each) for each in change_words.tried_on_model("full", None)]
     assert needs[""] > needs["checkpointing"] > needs["checkpointing+8-bit"]
     assert needs["8-bit"] < needs[""] and needs["qlora"] < needs[""]
+    states = {
+        each["change"]: each["devices"][0]["optimizer state"]
+        for each in json.loads(done.stdout)["tried"]
+    }
+    assert states["fsdp:8"] * 3 < states["fsdp:2"] < states[""] * 0.6
 
 
 @pytest.mark.parametrize(
@@ -285,6 +303,7 @@ def test_what_makes_a_model_fit(tmp_path: Path) -> None:
         (["--try", "--model", "llama"], "Add --train full"),
         (["--change", "loar", "t.py"], "'loar' is not a change"),
         (["--try", "--fits", "t5", "t.py"], "is not the name of a GPU"),
+        (["--change", "lora", "--model", "llama"], "--change is about training. Add --train full"),
     ],
 )
 def test_what_cannot_be_tried(words: list[str], said: str) -> None:

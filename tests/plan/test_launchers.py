@@ -219,3 +219,34 @@ def test_all_ranks_and_several_numbers_of_ranks(asking: str) -> None:
         "rank 0 of 1",
         "rank 0 of 3",
     ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["deepspeed", "--num_gpus", "4", "train.py"],
+        ["python", "/usr/local/bin/deepspeed", "train.py"],
+        ["-m", "deepspeed.launcher.runner", "train.py"],
+    ],
+)
+def test_the_launcher_of_deepspeed_is_refused(words: list[str]) -> None:
+    with pytest.raises(
+        ValueError, match="starts ranks with DeepSpeed's engine, which a plan does not run"
+    ):
+        launchers.launcher_of(words)
+
+
+def test_deepspeed_behind_accelerate_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("accelerate")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    words = ["--use_deepspeed", "--num_processes", "2", "a.py"]
+    with pytest.raises(ValueError, match="accelerate launch --use_deepspeed starts ranks with"):
+        launchers.read(["accelerate.commands.launch", *words], 2)
+
+
+def test_a_command_that_is_no_program_of_python_is_refused() -> None:
+    done = run_command("plan", "bash", "-c", "true")
+    assert done.returncode == 2 and "a plan follows a program of Python" in done.stderr
+    assert "Name the SCRIPT that it starts" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -444,3 +445,50 @@ def test_no_picture_where_no_memory_was_asked_for(tmp_path: Path) -> None:
     )
     page = (tmp_path / "r.html").read_text()
     assert "<figure" not in page and "NVIDIA" not in page, "nothing is known of what fits"
+
+
+LOOP = """
+import torch
+x = torch.zeros(1 << 20, device="cuda")
+print("looping", flush=True)
+while True:
+    pass
+"""
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("flags", [(), ("--fits", "t4")])
+def test_the_plan_is_shown_though_ctrl_c_was_pressed_twice(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "loop.py").write_text(LOOP)
+    # A shell lets a command in the background ignore the signal, and tests may be in one.
+    start = "import os, signal, sys; signal.signal(2, signal.default_int_handler); "
+    start += "os.execv(sys.executable, [sys.executable, '-m', 'torchdevice', *sys.argv[1:]])"
+    command = [sys.executable, "-c", start, "plan", *flags, "loop.py"]
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, **piped, text=True, cwd=tmp_path) as process:
+        lines = iter(process.stdout.readline, "")
+        assert "looping\n" in lines
+        process.send_signal(signal.SIGINT)
+        next(line for line in lines if line.startswith("Traceback"))
+        process.send_signal(signal.SIGINT)
+        printed = "".join(lines)
+    assert "The program did not finish: KeyboardInterrupt at loop.py:" in printed
+    assert "It needs at least 516.00 MiB" in printed and "Exception ignored" not in printed
+
+
+def test_a_program_that_ends_without_a_plan() -> None:
+    done = run_command("plan", "--fits", "t4", "-c", "import os; os._exit(0)")
+    assert done.returncode == 1 and "the program ended without a plan" in done.stderr
+    done = run_command("plan")
+    assert done.returncode == 2 and "or --model NAME" in done.stderr
+
+
+@pytest.mark.parametrize(("flags", "status"), [((), 0), (("--fits", "t4"), 1)])
+def test_a_change_that_was_not_made_is_named(flags: tuple[str, ...], status: int) -> None:
+    program = "import torch; torch.zeros(9, device='cuda')"
+    done = run_command("plan", *flags, "--change", "lora+8-bit", "-c", program)
+    assert done.returncode == status, done.stderr
+    assert "The plan is without lora and 8-bit: the program hands no model" in done.stdout
+    assert ("Failed: The change was not made." in done.stdout) is bool(status)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,8 @@ def test_where_a_value_goes(
 def plan(need: int, *, finished: bool = True) -> dict[str, Any]:
     fits = [*fitting.fits(need * GIB, need * GIB, evidence=fitting.Evidence(finished))]
     found = {
+        "devices": [{}],
+        "other processes": [],
         "finished": finished,
         "ended": "" if finished else "ValueError at t.py:1",
         "fits": fits,
@@ -103,7 +107,7 @@ def test_as_many_plans_run_at_once_as_there_are_cores(monkeypatch: pytest.Monkey
     both, own = threading.Barrier(2), sweeping.wait
     running: list[int] = []
 
-    def made(job: sweeping.Job, running: Any) -> dict[str, Any]:
+    def made(job: sweeping.Job, source: bytes, running: Any) -> dict[str, Any]:
         both.wait(60)  # for the other one that runs
         return {}
 
@@ -123,7 +127,7 @@ def test_a_plan_that_waits_leaves_its_core_to_another(monkeypatch: pytest.Monkey
     ended = [threading.Event() for _ in range(3)]
     waiting: list[int] = []
 
-    def made(job: sweeping.Job, running: Any) -> dict[str, Any]:
+    def made(job: sweeping.Job, source: bytes, running: Any) -> dict[str, Any]:
         number = int(job.words[0])
         if number < 2:  # each waits for the next one
             waiting.append(number)
@@ -169,3 +173,28 @@ def test_a_sweep_that_says_nothing_is_refused() -> None:
     assert done.returncode == 2 and "'batch' is not a name with values" in done.stderr
     done = run_command("plan", "--sweep", "batch=1", "--fits", "t4", "train.py")
     assert done.returncode == 2 and "--sweep makes several plans" in done.stderr
+
+
+def test_plans_of_a_program_on_stdin(tmp_path: Path) -> None:
+    program = "import sys, torch; torch.zeros(int(sys.argv[1]) << 20, device='cuda')"
+    command = [sys.executable, "-m", "torchdevice", "plan", "--sweep", "n=64,128", "-", "{n}"]
+    done = subprocess.run(command, input=program, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "768.00 MiB" in done.stdout and "1024.00 MiB" in done.stdout
+
+
+def test_what_a_program_said_at_its_end(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text(
+        "import sys, torch\n"
+        "if sys.argv[2] == '1': raise ValueError('one\\nof several lines')\n"
+        "if sys.argv[2] == '2': sys.exit('two')\n"
+    )
+    done = run_command("plan", "--sweep", "n=1,2,3", "t.py", cwd=tmp_path)
+    assert done.returncode == 1
+    rows = [" ".join(line.split()) for line in done.stdout.splitlines()[2:5]]
+    assert rows == [
+        "1 not finished: ValueError at t.py:2 (one)",
+        "2 not finished: exit status 1 at t.py:3 (two)",
+        "3 the program asked for no memory of a GPU",
+    ]
+    assert "fits each GPU" not in done.stdout

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from torchdevice.plan.model_words import RANK
 
@@ -16,15 +16,15 @@ CHANGES: Mapping[str, str] = {
 }
 """Name -> what a person calls it. ``qlora`` needs ``--model``."""
 
+_DIVIDED = ("fsdp:2", "fsdp:4", "fsdp:8")
+
 _OF_PROGRAM = (
     "checkpointing",
     "8-bit",
     "checkpointing+8-bit",
     "lora",
     "checkpointing+lora",
-    "fsdp:2",
-    "fsdp:4",
-    "fsdp:8",
+    *_DIVIDED,
 )
 
 _OF_MODEL: Mapping[str, tuple[str, ...]] = {
@@ -35,8 +35,9 @@ _OF_MODEL: Mapping[str, tuple[str, ...]] = {
         "lora",
         "checkpointing+lora",
         "qlora",
+        *_DIVIDED,
     ),
-    "lora": ("checkpointing", "qlora"),
+    "lora": ("checkpointing", "qlora", *_DIVIDED),
     "qlora": (),
 }
 """Way of training -> what is tried instead."""
@@ -76,6 +77,10 @@ class Change(NamedTuple):
     def __str__(self) -> str:
         return "+".join(f"{name}:{self.ranks}" if name == "fsdp" else name for name in self.names)
 
+    def only(self, name: str) -> Change:
+        """Return the part of the change that has a name."""
+        return Change((name,), self.ranks if name == "fsdp" else None)
+
     @property
     def title(self) -> str:
         """What a person calls the change."""
@@ -99,15 +104,24 @@ def tried(ranks: int | None) -> list[Change]:
     Args:
         ranks: Of how many ranks the program is planned; None for a program of one process.
     """
-    texts = [each for each in _OF_PROGRAM if ranks is None or not each.startswith("fsdp")]
-    if ranks is not None:
-        texts.append(f"fsdp:{ranks}")
+    return _parsed(_OF_PROGRAM, ranks)
+
+
+def tried_on_model(train: str, ranks: int | None) -> list[Change]:
+    """Return what is tried of a way of training a model without a program.
+
+    Args:
+        train: The way.
+        ranks: See :func:`tried`.
+    """
+    return _parsed(_OF_MODEL[train], ranks)
+
+
+def _parsed(texts: Sequence[str], ranks: int | None) -> list[Change]:
+    """Return no change, and changes; of FSDP only that over so many ranks, if they are known."""
+    if ranks is not None and not set(_DIVIDED).isdisjoint(texts):
+        texts = [*(each for each in texts if each not in _DIVIDED), f"fsdp:{ranks}"]
     return [Change(), *map(Change.parsed, texts)]
-
-
-def tried_on_model(train: str) -> list[Change]:
-    """Return what is tried of a way of training a model without a program."""
-    return [Change(), *map(Change.parsed, _OF_MODEL[train])]
 
 
 def words_of_model(words: list[str], change: Change) -> list[str]:
@@ -118,30 +132,12 @@ def words_of_model(words: list[str], change: Change) -> list[str]:
             found.append("--checkpointing")
         elif name in ("lora", "qlora"):
             found[found.index("--train") + 1] = name
+        elif name == "fsdp":
+            if "--strategy" not in found:
+                found += ["--strategy", ""]
+            found[found.index("--strategy") + 1] = "fsdp"
     return found
 
 
-def tables(plans: list[dict[str, Any]], model: str | None) -> list[tuple[str, ...]]:
-    """Return the rows of the table of what was tried.
-
-    Args:
-        plans: The plans, each with its ``change``.
-        model: The GPU that the program is to fit; None for none.
-    """
-    from torchdevice.plan import fitting, sweeping  # here, because they need the tables of GPUs
-
-    of_model = [] if model is None else [f"fits {model}"]
-    rows = [("change", f"{'needs':>11}", "the smallest GPU that fits", *of_model)]
-    for each in plans:
-        title = Change.parsed(each["change"]).title if each["change"] else Change().title
-        if each.get("not changed"):
-            rows.append((title, "", _NO_PLACE, *[""] * len(of_model)))
-            continue
-        fits = next((gpu["fits"] for gpu in each["fits"] if gpu["model"] == model), fitting.UNKNOWN)
-        rows.append((title, *sweeping.needs(each), *[fits] * len(of_model)))
-    return rows
-
-
-_NO_PLACE = (
-    "not tried: the program hands no model to a Trainer or an Accelerator, or makes no AdamW"
-)
+NO_PLACE = "the program hands no model to a Trainer or an Accelerator, or makes no AdamW"
+"""Why a change was not made."""

@@ -15,6 +15,9 @@ QLoRA, section 3.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -69,15 +72,46 @@ class FourBitLinear(torch.nn.Linear):
         """Return the product; under autocast in its dtype."""
         if torch.is_autocast_enabled("cuda"):
             x = x.to(torch.get_autocast_dtype("cuda"))
+        elif not x.is_floating_point():
+            x = x.float()  # some models cast to the dtype of the weight; it computes in its own
         found: torch.Tensor = _Product.apply(x, self)
         return found if self.bias is None else found + self.bias.to(found.dtype)
 
 
-def replace(model: torch.nn.Module, keep: torch.nn.Module | None) -> None:
-    """Put such layers in the place of a model's linear layers, but for one."""
+def replace(model: Any) -> None:
+    """Put such layers in the place of the linear layers of a model of transformers, but for those
+    that it keeps: the output's, tied ones, the last, and those that it wants in float32.
+    """
     from transformers.pytorch_utils import Conv1D  # here, because only --model needs it
 
-    for module in [*model.modules()]:
+    kept = _kept(model)
+    for place, module in [*model.named_modules()]:
         for name, child in module.named_children():
-            if type(child) in (torch.nn.Linear, Conv1D) and child is not keep:
+            whole = f"{place}.{name}".lstrip(".")
+            if type(child) in (torch.nn.Linear, Conv1D) and not kept(whole, child):
                 setattr(module, name, FourBitLinear(child))
+
+
+def _kept(model: Any) -> Callable[[str, torch.nn.Module], bool]:
+    """Return whether a layer, by its name, is not quantized.
+
+    Source: ``get_modules_to_not_convert`` and ``should_convert_module`` in
+    ``transformers/quantizers``.
+    """
+    output = model.get_output_embeddings()
+    uses = Counter(id(each) for part in model.modules() for each in part.parameters(recurse=False))
+    *_, (last, _) = model.named_parameters()
+    in_float32 = [*(getattr(model, "_keep_in_fp32_modules", None) or ())]
+
+    def keeps(name: str, layer: torch.nn.Module) -> bool:
+        return (
+            layer is output
+            or uses[id(layer.weight)] > 1
+            or f"{name}.weight" == last
+            or any(
+                name.endswith(each) or re.match(rf"(?:{each})(?:(?<=\.)|(?=\.|$))", name)
+                for each in in_float32
+            )
+        )
+
+    return keeps

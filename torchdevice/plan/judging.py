@@ -72,6 +72,8 @@ def judged(
     if not rendering.uses_gpus(plan):
         yield {"said": "There is nothing to compare.", "failed": True}
         return
+    if plan.get("not changed"):
+        yield {"said": "The change was not made.", "failed": True}
     if baseline is not None:
         yield _against(plan, baseline, grow)
     if model is not None:

@@ -49,21 +49,42 @@ class Launch(NamedTuple):
     on_machine: int = 1
 
 
+_OF_DEEPSPEED = ("deepspeed", "deepspeed.launcher.runner", "deepspeed.launcher.launch")
+
+_NOT_DEEPSPEED = (
+    "{} starts ranks with DeepSpeed's engine, which a plan does not run. Plan the script without "
+    "that engine, as one of N ranks: 'torchdevice plan --world-size N SCRIPT'. Of a script with a "
+    "Trainer or an Accelerator '--change fsdp:N' plans FSDP, which divides a model as ZeRO-3 does."
+)
+
+
 def launcher_of(words: Sequence[str]) -> list[str] | None:
-    """Return the module and the words of the launcher that a command line names; None for none."""
+    """Return the module and the words of the launcher that a command line names; None for none.
+
+    Raises:
+        ValueError: Its programs cannot be planned.
+    """
     words = [*words]
     if len(words) > 1 and _PYTHON.fullmatch(os.path.basename(words[0])):
         del words[0]
     if words[0] == "-m":
+        _refuse(words[1:2])
         return words[1:] if len(words) > 1 and words[1] in _MODULES else None
     if os.path.isfile(words[0]) and not os.path.dirname(words[0]):
         return None  # a script of this name in the current folder
     name = os.path.basename(words[0]).removesuffix(".exe")
+    _refuse([name])
     for number in (1, 2):
         module = _COMMANDS.get(" ".join([name, *words[1:number]]))
         if module is not None and importlib.util.find_spec(module.partition(".")[0]) is not None:
             return [module, *words[number:]]
     return None
+
+
+def _refuse(names: Sequence[str]) -> None:
+    for name in names:
+        if name in _OF_DEEPSPEED:
+            raise ValueError(_NOT_DEEPSPEED.format(name))
 
 
 def read(launcher: Sequence[str], devices: int) -> Launch:
@@ -114,6 +135,8 @@ def main() -> None:
     sys.argv = [module, *words]
     if hasattr(launcher, "simple_launcher"):
         launcher.simple_launcher = noting(lambda args: _of_accelerate(args, before))
+        named_so = "accelerate launch --use_deepspeed"
+        launcher.deepspeed_launcher = lambda args: started.append(_NOT_DEEPSPEED.format(named_so))
         # It starts ranks on GPUs only where it finds more than one GPU.
         devices = devices or launcher.launch_command_parser().parse_args().num_processes
     with (

@@ -30,9 +30,23 @@ def with_adapters(model: Any, without: BaseException) -> Any:
         targets = [
             name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)
         ]
-    config = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=targets)
+    kind = getattr(getattr(model, "config", None), "model_type", "")
+    config = peft.LoraConfig(
+        r=RANK, lora_alpha=2 * RANK, target_modules=targets, exclude_modules=_UNADAPTED.get(kind)
+    )
     adapted: Any = peft.get_peft_model(model, config)
     return adapted
+
+
+_OF_MAMBA = ["out_proj", "conv1d"]
+
+_UNADAPTED = dict.fromkeys(
+    ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"), _OF_MAMBA
+)
+"""Architecture -> the modules that PEFT refuses to adapt, because kernels of Mamba read weights.
+
+Source: ``_check_lora_target_modules_mamba`` in ``peft/tuners/tuners_utils.py``.
+"""
 
 
 def checkpoint(model: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 RANK = 16
 """The rank of LoRA's matrices."""
 
-FLAGS = ("batch", "seq", "train", "generate", "dtype", "checkpointing")
+FLAGS = ("batch", "seq", "train", "generate", "dtype", "checkpointing", "strategy")
 """The flags of the program, which are those of the command."""
 
 
@@ -35,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--generate", type=int)
     found.add_argument("--dtype")
     found.add_argument("--checkpointing", action="store_true")
+    found.add_argument("--strategy")
     return found
 
 
@@ -49,7 +50,8 @@ def title(words: Sequence[str]) -> str:
     size = f"{given.batch} x {given.seq} tokens"
     if given.train:
         kept = ", checkpointed" if given.checkpointing or given.train == "qlora" else ""
-        return f"{given.model}: {kinds[given.train]} with AdamW{kept}, {size}"
+        shared = f", {given.strategy.upper()}" if given.strategy else ""
+        return f"{given.model}: {kinds[given.train]} with AdamW{kept}{shared}, {size}"
     if given.generate:
         return f"{given.model}: generating {given.generate} tokens after {size}"
     return f"{given.model}: one call without gradients, {size}"

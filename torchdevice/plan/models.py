@@ -8,6 +8,7 @@ LoRA on all linear layers, and for QLoRA weights in four bits as bitsandbytes st
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import sys
 import warnings
@@ -15,41 +16,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from torchdevice.kernel.python.uncaught_errors import add_note
-from torchdevice.plan import four_bits, model_changes, model_words
+from torchdevice.plan import configurations, four_bits, model_changes, model_words
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 STEPS = 2
 """How many steps are trained: an optimizer makes its state in the first."""
-
-
-def configuration(name: str) -> Any:
-    """Return transformers' configuration of a model. Nothing is fetched.
-
-    Args:
-        name: A folder with a ``config.json``, a model in the Hub's cache, or an architecture such
-            as ``llama``, which has the sizes that transformers gives it by default.
-
-    Raises:
-        ValueError: There is no such configuration here.
-    """
-    import transformers
-
-    if name in transformers.CONFIG_MAPPING and not os.path.isdir(name):
-        found = transformers.AutoConfig.for_model(name)
-        if found.is_encoder_decoder and getattr(found, "decoder_start_token_id", None) is None:
-            found.decoder_start_token_id = 0  # as the checkpoints have it
-        return found
-    with contextlib.suppress(OSError, ValueError):
-        return transformers.AutoConfig.from_pretrained(name, local_files_only=True)
-    raise ValueError(
-        f"--model {name!r} is no folder with a config.json, is not in the Hub's cache, and is no "
-        "architecture of "
-        f"transformers. Run 'hf download {name} config.json', or name a folder or an architecture "
-        "such as llama."
-    )
 
 
 def make(config: Any, dtype: torch.dtype) -> Any:
@@ -83,17 +58,42 @@ def make(config: Any, dtype: torch.dtype) -> Any:
     # As `from_config` of the classes that choose a model: of several parts it may be the text's.
     if found.config_class is (getattr(config, "sub_configs", None) or {}).get("text_config"):
         config = config.get_text_config()
-    with torch.device("meta"):
-        return found._from_config(config, dtype=dtype)
+    if getattr(config, "quantization_config", None) is not None:
+        config.quantization_config = None  # the dtype is named instead
+    try:
+        with torch.device("meta"):
+            made = found._from_config(config, dtype=dtype)
+    except Exception as error:
+        raise ValueError(
+            f"transformers {transformers.__version__} makes no {found.__name__} of the "
+            f"configuration of {config.model_type!r}: {configurations.first_line(error)}"
+        ) from error
+    _forget_cpu_parameters(made, dtype)
+    return made
+
+
+def _forget_cpu_parameters(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Put a model's parameters on the meta device that ``torch.FloatTensor`` made on the CPU."""
+    for module in model.modules():
+        for name, each in module.named_parameters(recurse=False):
+            if not each.is_meta:
+                wanted = dtype if each.is_floating_point() else each.dtype
+                empty = torch.empty_like(each, dtype=wanted, device="meta")
+                setattr(module, name, torch.nn.Parameter(empty, each.requires_grad))
 
 
 def materialized(model: torch.nn.Module, device: str) -> None:
-    """Give a meta model's parameters and buffers memory of a device. Tied ones stay tied."""
+    """Give a meta model's parameters and buffers memory of a device. Tied ones stay tied.
+
+    Buffers that have values, and are on the CPU, keep them.
+    """
     made: dict[int, Any] = {}
     for module in model.modules():
         parameters = module.named_parameters(recurse=False, remove_duplicate=False)
         buffers = module.named_buffers(recurse=False, remove_duplicate=False)
         for name, each in [*parameters, *buffers]:
+            if each.is_cpu and not isinstance(each, torch.nn.Parameter):
+                setattr(module, name, each.to(device))
             if not each.is_meta:
                 continue
             if id(each) not in made:
@@ -117,44 +117,94 @@ def prepared(
     checkpointing: bool = False,
     seq: int = 1,
     generate: int | None = None,
+    strategy: str | None = None,
 ) -> Any:
     """Return a model on the GPU, as a way of training it begins.
 
     Args:
-        name: See :func:`configuration`.
+        name: See :func:`configurations.configuration`.
         train: ``"full"``, ``"lora"``, ``"qlora"``, or None for no training.
-        dtype: The dtype of the weights; None for that of the configuration, else bfloat16.
+        dtype: The dtype of the weights; None for that of :func:`configurations.weights_dtype`.
         checkpointing: Whether activations are computed again in the backward pass. They are for
             ``"qlora"``, too, as ``peft.prepare_model_for_kbit_training`` has it.
         seq: The tokens of each sequence that it is given.
         generate: How many tokens it generates; None for none.
+        strategy: See :func:`_placed`.
 
     Raises:
-        ValueError: There is no such model here, or it has no positions for so many tokens.
+        ValueError: There is no such model here, it has no positions for so many tokens, or it
+            cannot be trained so.
     """
-    config = configuration(name)
-    model = make(config, dtype or getattr(config, "dtype", None) or torch.bfloat16)
+    without = ValueError(
+        f"--train {train} needs PEFT. Install it by 'pip install peft', or use --train full."
+    )
+    has_adapters = train in ("lora", "qlora")
+    if has_adapters and importlib.util.find_spec("peft") is None:
+        raise without
+    config = configurations.configuration(name)
+    model = make(config, dtype or configurations.weights_dtype(name, config))
     more = generate or 0
     # A decoder of its own begins with one token, and does not go on with those of the encoder.
     _check_positions(model, max(seq, 1 + more) if config.is_encoder_decoder else seq + more)
     if train == "qlora":
-        four_bits.replace(model, keep=model.get_output_embeddings())
+        four_bits.replace(model)
+        for each in model.modules():  # some models then leave their weights to their layers
+            if hasattr(each, "config"):
+                each.config._is_quantized = True
         for each in model.parameters():  # as peft.prepare_model_for_kbit_training does
             each.requires_grad_(False)
             if each.is_floating_point():
                 each.data = each.data.float()
-    materialized(model, "cuda")
     if checkpointing or train == "qlora":
-        model_changes.checkpoint(model)
-        model.config.use_cache = False
-        if train in ("lora", "qlora"):
-            model.enable_input_require_grads()
-    if train in ("lora", "qlora"):
-        without = ValueError(
-            "--train lora needs PEFT. Install it by 'pip install peft', or use --train full."
-        )
+        _checkpoint(model, with_adapters=has_adapters)
+    if has_adapters:
         model = model_changes.with_adapters(model, without)
-    return model.train(train is not None)
+    return _placed(model, strategy).train(train is not None)
+
+
+def _checkpoint(model: Any, *, with_adapters: bool) -> None:
+    """Let a model compute activations again in the backward pass.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    if not model.supports_gradient_checkpointing:
+        raise ValueError(
+            f"transformers' {type(model).__name__} does not support gradient checkpointing, which "
+            "--checkpointing and --train qlora ask for. Use --train lora or full."
+        )
+    model_changes.checkpoint(model)
+    model.config.use_cache = False
+    if with_adapters:
+        model.enable_input_require_grads()
+
+
+def _placed(model: Any, strategy: str | None) -> Any:
+    """Return a meta model on the GPU.
+
+    Args:
+        model: The model.
+        strategy: How ranks share the work: ``"ddp"``, by which each has the whole model, or
+            ``"fsdp"``, FSDP2 on each layer, by which each has a part; None for one process.
+    """
+    if strategy is None:
+        materialized(model, "cuda")
+        return model
+    local = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local)
+    dist.init_process_group("nccl")
+    if strategy == "ddp":
+        materialized(model, "cuda")
+        return torch.nn.parallel.DistributedDataParallel(model, device_ids=[local])
+    from torch.distributed.fsdp import fully_shard
+
+    layers = {*(getattr(model, "_no_split_modules", None) or ())}
+    for each in reversed([*model.modules()]):
+        if type(each).__name__ in layers:
+            materialized(each, "cuda")  # one after another, because the whole may be too large
+            fully_shard(each)
+    materialized(model, "cuda")
+    return fully_shard(model)
 
 
 def _step(model: Any, tokens: torch.Tensor) -> Callable[[], None]:
@@ -242,22 +292,39 @@ def work(model: Any, batch: int, length: int, *, train: bool, generate: int | No
             model(input_ids=tokens, **of_decoder)
 
 
-@contextlib.contextmanager
-def _defaults_explained(name: str) -> Iterator[None]:
-    """Note on an error that a model has sizes which nobody chose."""
-    import transformers
+_DEFAULTS = (
+    "{!r} has the sizes that transformers gives it by default, and they may make no whole model. "
+    "Name a folder with the config.json of a checkpoint."
+)
 
+
+def _of_defaults(name: str) -> str:
+    """Return the advice for a model that has sizes which nobody chose; nothing for others."""
+    return _DEFAULTS.format(name) if configurations.is_architecture(name) else ""
+
+
+_DOING = {
+    "full": "in training",
+    "lora": "with PEFT's adapters on all its linear layers",
+    "qlora": "with PEFT's adapters on all its linear layers, which have four bits",
+}
+
+
+@contextlib.contextmanager
+def _explained(given: Any) -> Iterator[None]:
+    """Note on an error of a model what it was given."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        if name in transformers.CONFIG_MAPPING and not os.path.isdir(name):
-            add_note(
-                error,
-                f"{name!r} has the sizes that transformers gives it by default, and they may make "
-                "no whole model. Name a folder with the config.json of a checkpoint.",
-            )
+        plain = "while generating" if given.generate else "when called"
+        doing = _DOING.get(given.train, plain)
+        add_note(
+            error,
+            f"{given.model!r} raised this {doing}, given nothing but tokens. If it needs more, "
+            f"plan a program. {_of_defaults(given.model)}".rstrip(),
+        )
         raise
 
 
@@ -277,7 +344,7 @@ def main(words: Sequence[str] | None = None) -> Any:
     transformers.logging.set_verbosity_error()  # what they say is for authors of programs
     warnings.simplefilter("ignore")  # PEFT's, too
     dtype = DTYPES[given.dtype] if given.dtype else None
-    with _defaults_explained(given.model):
+    with _explained(given):
         try:
             model = prepared(
                 given.model,
@@ -286,9 +353,11 @@ def main(words: Sequence[str] | None = None) -> Any:
                 checkpointing=given.checkpointing,
                 seq=given.seq,
                 generate=given.generate,
+                strategy=given.strategy,
             )
         except ValueError as error:
-            sys.exit(f"torchdevice: {error}")
+            incomplete = _of_defaults(given.model) if error.__cause__ is not None else ""
+            sys.exit(f"torchdevice: {error} {incomplete}".rstrip())
         is_trained = given.train is not None
         work(model, given.batch, given.seq, train=is_trained, generate=given.generate)
     return model

@@ -366,7 +366,11 @@ def _is_finished(peaks: Peaks, error: BaseException | None) -> bool:
 def _ended(peaks: Peaks, error: BaseException | None) -> str:
     """Return what ended a program early; empty if nothing did."""
     if error is not None:
-        return f"{_named(error)} at {last_place(error)}"
+        place = last_place(error)
+        # The program of --model is this package's, and no line of the user's.
+        return (
+            _named(error) if not place or place.startswith("<") else f"{_named(error)} at {place}"
+        )
     if not peaks.gave_up:
         return ""
     *_, last = peaks.ran_out

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torchdevice.kernel.python.byte_sizes import written
-from torchdevice.plan import fitting, other_processes
+from torchdevice.plan import change_words, fitting, other_processes
 from torchdevice.plan.peaks import KINDS
 from torchdevice.report import source
 
@@ -34,12 +34,19 @@ def answer(plan: Mapping[str, Any]) -> Iterator[str]:
     elif not uses_gpus(plan):
         yield "The program asked for no memory of a GPU."
     else:
-        if plan["bound"]:
-            yield from _interval(plan)
+        yield from _interval(plan)
         yield _need(plan)
         yield from _ran_out(plan)
         yield _smallest(plan)
+    yield from _not_changed(plan)
     yield from _verdicts(plan)
+
+
+def _not_changed(plan: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which parts of a change were not made: the plan is that of a program without them."""
+    if plan.get("not changed") and plan["finished"]:
+        names = " and ".join(plan["not changed"])
+        yield f"The plan is without {names}: {change_words.NO_PLACE}."
 
 
 def uses_gpus(plan: Mapping[str, Any]) -> bool:
@@ -91,7 +98,10 @@ def _ran_out(plan: Mapping[str, Any]) -> Iterator[str]:
 def _interval(plan: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the sizes that depend on values make of the answer: one bound, or the interval."""
     least = plan.get("least")
-    if least is None:
+    if not plan["bound"]:
+        if least is not None:
+            yield "No size depends on values, so both bounds are the same."
+    elif least is None:
         yield (
             f"The memory depends on values, and this plan is the {plan['bound']} bound. --interval "
             "shows both."

@@ -15,12 +15,13 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 from torchdevice.kernel.python.byte_sizes import written
-from torchdevice.plan import fitting
+from torchdevice.plan import change_words, fitting, rendering
 from torchdevice.plan.rendering import Rows
 from torchdevice.simulation import models
 
@@ -138,7 +139,10 @@ def planned(
     Raises:
         Interrupted: Ctrl-C was pressed.
     """
-    running: list[subprocess.Popen[str]] = []
+    running: list[subprocess.Popen[bytes]] = []
+    # All plans read the program, so it is read here, once.
+    is_on_stdin = any(each.words[:1] == ["-"] for each in jobs)
+    source = sys.stdin.buffer.read() if is_on_stdin else b""
     cores = os.cpu_count() or 1
     pool = ThreadPoolExecutor(len(jobs))
     left = list(enumerate(jobs))
@@ -148,7 +152,7 @@ def planned(
             waits = waiting() if waiting is not None else 0
             while left and len(numbers) - waits < cores:
                 number, job = left.pop(0)
-                numbers[pool.submit(_plan, job, running)] = number
+                numbers[pool.submit(_plan, job, source, running)] = number
             timeout = _LOOK if left and waiting is not None else None
             for done in wait(numbers, timeout, FIRST_COMPLETED).done:
                 yield numbers.pop(done), done.result()
@@ -161,22 +165,21 @@ def planned(
                 process.terminate()
 
 
-def _plan(job: Job, running: list[Any]) -> dict[str, Any]:
+def _plan(job: Job, source: bytes, running: list[Any]) -> dict[str, Any]:
     command = [sys.executable, "-m", "torchdevice", "plan", "--json", *job.own, *job.words]
     # A session of its own, so that Ctrl-C reaches this process alone.
     process = subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
         env={**os.environ, **job.variables},
         start_new_session=True,
     )
     running.append(process)
-    printed, errors = process.communicate()
+    printed, errors = process.communicate(source)
     running.remove(process)
-    last = (errors.strip().splitlines() or [""])[-1]
+    last = (errors.decode(errors="replace").strip().splitlines() or [""])[-1]
     try:
         plan: dict[str, Any] = json.loads(printed)
     except ValueError:
@@ -189,10 +192,31 @@ def _plan(job: Job, running: list[Any]) -> dict[str, Any]:
             "fits": [],
             "smallest": None,
             "devices": [],
+            "other processes": [],
         }
-    if plan["ended"].startswith("exit status") and last:
-        plan["ended"] += f" ({last})"  # what the program said of it
+    said = _said(plan, last)
+    if said:
+        plan["ended"] += f" ({said})"
     return plan
+
+
+_LONGEST = 200
+"""The most letters of what a program said at its end."""
+
+
+def _said(plan: Mapping[str, Any], last: str) -> str:
+    """Return what a program said of its early end; nothing if it said nothing.
+
+    Args:
+        plan: The plan.
+        last: The last line on stderr. An exit status has its reason there.
+    """
+    if plan["error"] is None:
+        return ""
+    text = plan["error"].partition(": ")[2].strip()
+    if plan["ended"].startswith("exit status"):
+        return last
+    return textwrap.shorten((text.splitlines() or [""])[0], _LONGEST, placeholder=" ...")
 
 
 def data(sweeps: Sequence[Sweep], plans: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
@@ -232,7 +256,7 @@ def tables(found: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
     """Yield the tables of a sweep, each with its heading, as rows of texts."""
     head = (*found["names"], f"{'needs':>11}", "the smallest GPU that fits")
     yield "", [head, *((*each["values"].values(), *needs(each)) for each in found["plans"])]
-    if not any(each["finished"] for each in found["plans"]):
+    if not any(each["finished"] and rendering.uses_gpus(each) for each in found["plans"]):
         return
     by_values: dict[tuple[str, ...], list[str]] = {}
     for model, values in found["largest"].items():
@@ -242,8 +266,34 @@ def tables(found: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
     yield "the largest that fits each GPU", [(*found["names"], "GPUs"), *rows]
 
 
+def tables_of_changes(plans: list[dict[str, Any]], model: str | None) -> list[tuple[str, ...]]:
+    """Return the rows of the table of what was tried.
+
+    Args:
+        plans: The plans, each with its ``change``.
+        model: The GPU that the program is to fit; None for none.
+    """
+    of_model = [] if model is None else [f"fits {model}"]
+    rows = [("change", f"{'needs':>11}", "the smallest GPU that fits", *of_model)]
+    for each in plans:
+        change = change_words.Change()
+        if each["change"]:
+            change = change.parsed(each["change"])
+        title = change.title
+        if each.get("not changed") and each["finished"]:
+            rows.append((title, "", f"not tried: {change_words.NO_PLACE}", *[""] * len(of_model)))
+            continue
+        fits = next((gpu["fits"] for gpu in each["fits"] if gpu["model"] == model), fitting.UNKNOWN)
+        rows.append((title, *needs(each), *[fits] * len(of_model)))
+    return rows
+
+
 def needs(plan: Mapping[str, Any]) -> tuple[str, str]:
     """Return what a plan needs, and the smallest GPU that has it or why that is not known."""
     if not plan["finished"]:
+        if not rendering.uses_gpus(plan):
+            return "", f"not finished: {plan['ended']}"
         return f"{written(plan['at least']):>11}", f"at least, not finished: {plan['ended']}"
+    if not rendering.uses_gpus(plan):
+        return "", "the program asked for no memory of a GPU"
     return f"{written(plan['needs']):>11}", plan["smallest"] or "none known here"

@@ -7,9 +7,10 @@ import functools
 import importlib
 import os
 import re
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from torchdevice.kernel.python.byte_sizes import written
@@ -145,6 +146,13 @@ _TEXTS = CommandTexts(
             "action": "store_true",
             "help": "compute activations again in the backward pass; qlora does so anyway",
         },
+        "--strategy": {
+            "choices": ("ddp", "fsdp"),
+            "help": (
+                "how the ranks of --world-size train it: each with the whole model, or with a part "
+                "(default: ddp)"
+            ),
+        },
         "--baseline": {
             "metavar": "FILE",
             "help": (
@@ -184,6 +192,7 @@ _TEXTS = CommandTexts(
             "--generate",
             "--dtype",
             "--checkpointing",
+            "--strategy",
         ),
         "continuous integration": ("--baseline", "--write-baseline", "--grow"),
     },
@@ -259,9 +268,14 @@ def _plan(options: argparse.Namespace) -> int:
         _refuse_flags_of_models(options)
     else:
         title = _take_model(options)
+    if not options.rest:
+        options.parser.error(
+            "which program? Name a SCRIPT, -m MODULE, -c CODE, - for stdin, a launcher such as "
+            "torchrun, or --model NAME"
+        )
     _take_launcher(options)
     _check_rank(options)
-    made_by_others = _by_others(options) if options.rest else None
+    made_by_others = _by_others(options)
     if made_by_others is not None:
         return made_by_others(options, title)
     if options.change is not None:
@@ -270,15 +284,30 @@ def _plan(options: argparse.Namespace) -> int:
         options.world_size = options.change.ranks or options.world_size
     file = _stdout_for_data() if options.json or options.markdown else None
     options.plan = functools.partial(_begin, _Output(options, file, title))
+    options.interrupted = _ignore_next_interrupt
     _choose_device(options)
     options.compute = "meta"
     options.values = "assume" if options.assume == "most" else "assume-fewest"
     return run.start(options)
 
 
+def _ignore_next_interrupt() -> None:
+    """Let the next Ctrl-C show that the plan is being made, and only the one after it end that."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return  # the program chose what Ctrl-C does
+
+    def ignore(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Without print, whose lock the main thread may hold.
+        os.write(2, b"torchdevice: the plan is being made (Ctrl-C again ends that)\n")
+
+    signal.signal(signal.SIGINT, ignore)
+
+
 def _take_launcher(options: argparse.Namespace) -> None:
     """Let the program be what a launcher among the words would start, as a rank of as many."""
-    launcher = launchers.launcher_of(options.rest) if options.rest else None
+    with refusals():
+        launcher = launchers.launcher_of(options.rest)
     # The names of a sweep may be flags of the launcher, so each plan reads its own words.
     if launcher is None or options.sweep:
         return
@@ -434,11 +463,46 @@ def _take_model(options: argparse.Namespace) -> str:
     """Let the program be the one that plans a model of transformers, and return what it does."""
     if options.rest:
         options.parser.error("--model plans a model without a program. Leave one of the two out")
-    if options.train and options.generate:
-        options.parser.error("--train and --generate are two plans. Leave one of the two out")
+    for error in _contradictions(options):
+        options.parser.error(error)
+    if options.change is not None:
+        _take_change(options)
+    if options.world_size is not None:
+        options.strategy = options.strategy or "ddp"
     words = model_words.of(options.model, options)
     options.rest = ["-m", "torchdevice.plan.models", *words]
     return model_words.title(words)
+
+
+def _contradictions(options: argparse.Namespace) -> Iterator[str]:
+    """Yield what is wrong with the flags of a model."""
+    if options.train and options.generate:
+        yield "--train and --generate are two plans. Leave one of the two out"
+    of_training = ("checkpointing", "strategy", "change", "world_size")
+    given = [name for name in of_training if getattr(options, name)]
+    if given and not options.train:
+        flag = given[0].replace("_", "-")
+        yield f"--{flag} is about training. Add --train full, lora or qlora"
+    if options.strategy and options.world_size is None and options.change is None:
+        yield "--strategy is that of several ranks. Add --world-size N"
+    is_divided = options.strategy == "fsdp" or (options.change and options.change.ranks)
+    if options.train == "qlora" and is_divided:
+        yield "FSDP of weights in four bits is not planned. Use --train lora or full"
+
+
+def _take_change(options: argparse.Namespace) -> None:
+    """Let the flags of a model say what --change says, but for ``8-bit``, which has no flag."""
+    names = options.change.names
+    options.checkpointing = options.checkpointing or "checkpointing" in names
+    options.train = next((each for each in ("qlora", "lora") if each in names), options.train)
+    if "fsdp" in names:
+        options.world_size, options.strategy = options.change.ranks, "fsdp"
+    options.own = plans.without(options.own, {"--change"})
+    if "8-bit" in names:
+        options.own += ["--change", "8-bit"]
+        options.change = options.change.only("8-bit")
+    else:
+        options.change = None
 
 
 class _Output(NamedTuple):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -68,15 +70,20 @@ def sweep(options: argparse.Namespace, title: str) -> int:
 
 def _words_of_children(own: Sequence[str]) -> list[str]:
     """Return the command's words without the flags that only the process in front has."""
+    return [word for word in without(own, _OF_PARENT) if word.partition("=")[0] not in _SWITCHES]
+
+
+def without(own: Sequence[str], flags: Collection[str]) -> list[str]:
+    """Return the command's words without flags that have a word after them, if no sign joins it."""
     found: list[str] = []
     left_out = False
     for word in own:
         flag, equals, _ = word.partition("=")
         if left_out:
             left_out = False
-        elif flag in _OF_PARENT:
+        elif flag in flags:
             left_out = not equals
-        elif flag not in _SWITCHES:
+        else:
             found.append(word)
     return found
 
@@ -96,11 +103,11 @@ def try_changes(options: argparse.Namespace, title: str) -> int:
         changes = change_words.tried(options.world_size)
         jobs = [sweeping.Job([*own, *_change_flag(each)], options.rest, {}) for each in changes]
     else:
-        changes = change_words.tried_on_model(options.train)
+        changes = change_words.tried_on_model(options.train, options.world_size)
         jobs = []
         for each in changes:
             words = change_words.words_of_model(options.rest, each)
-            jobs.append(sweeping.Job([*own, *_optimizer_flag(each)], words, {}))
+            jobs.append(sweeping.Job([*own, *_flags_on_model(each)], words, {}))
     plans: dict[int, dict[str, Any]] = {}
     try:
         plans.update(styled_text.counted(sweeping.planned(jobs), len(jobs), "plans made"))
@@ -108,7 +115,7 @@ def try_changes(options: argparse.Namespace, title: str) -> int:
         print(f"torchdevice: interrupted after {len(plans)} of {len(jobs)} plans", file=sys.stderr)
     found = [{**plans[number], "change": str(changes[number])} for number in sorted(plans)]
     with output():
-        tables = [("", change_words.tables(found, model))]
+        tables = [("", sweeping.tables_of_changes(found, model))]
         _show_sweep(options, {"tried": found}, tables, title or " ".join(options.rest))
     good = [each for each in found if each["finished"] and not each.get("not changed")]
     if model is not None:
@@ -132,7 +139,7 @@ def interval(options: argparse.Namespace, title: str) -> int:
         print("torchdevice: interrupted, and the two plans were not made", file=sys.stderr)
         return 1
     found = plans[0]
-    if not found["devices"]:
+    if "program" not in found:
         print(f"torchdevice: the plan could not be made: {found['ended']}", file=sys.stderr)
         return 1
     found |= {"program": title or found["program"], "least": plans[1]}
@@ -211,9 +218,10 @@ def _change_flag(change: Change) -> list[str]:
     return ["--change", str(change)] if change.names else []
 
 
-def _optimizer_flag(change: Change) -> list[str]:
-    """Return the flag for what a plan of a model has no flag of its own for."""
-    return ["--change", "8-bit"] if "8-bit" in change.names else []
+def _flags_on_model(change: Change) -> list[str]:
+    """Return the flags for what the program that plans a model has no flag of its own for."""
+    flags = ["--change", "8-bit"] if "8-bit" in change.names else []
+    return flags if change.ranks is None else [*flags, "--world-size", str(change.ranks)]
 
 
 def judge(options: argparse.Namespace, title: str) -> int:
@@ -243,11 +251,15 @@ def judge(options: argparse.Namespace, title: str) -> int:
         *_report_flag(options.report),
         *options.rest,
     ]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    # A session of its own, so that Ctrl-C reaches this process alone.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    printed = _printed(process)
     try:
-        plan: dict[str, Any] = json.loads(done.stdout)
+        plan: dict[str, Any] = json.loads(printed)
     except ValueError:
-        return done.returncode or 1
+        if not process.returncode:
+            print("torchdevice: the program ended without a plan", file=sys.stderr)
+        return process.returncode or 1
     plan["program"] = title or plan["program"]
     plan["judged"] = [*judging.judged(plan, before, options.grow, options.fits)]
     with refusals():
@@ -256,6 +268,16 @@ def judge(options: argparse.Namespace, title: str) -> int:
     with output():
         show(plan, options)
     return int(not plan["finished"] or any(each["failed"] for each in plan["judged"]))
+
+
+def _printed(process: subprocess.Popen[str]) -> str:
+    """Return what a plan prints. Ctrl-C is the plan's, which shows then how far it came."""
+    while True:
+        try:
+            return process.communicate()[0]
+        except KeyboardInterrupt:
+            if os.name != "nt":  # where it has reached the plan, too
+                process.send_signal(signal.SIGINT)
 
 
 def _report_flag(wanted: str | bool | None) -> list[str]:

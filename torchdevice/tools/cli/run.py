@@ -103,7 +103,7 @@ def take_program(parser: CommandParser, without: Collection[str] = ()) -> None:
         shown = [name for name in names if name not in without]
         _options.add_flags(parser.add_argument_group(heading).add_argument, names=shown)
     parser.set_defaults(**dict.fromkeys(without))
-    parser.set_defaults(plan=None, ranks=None)  # of the command that has none
+    parser.set_defaults(plan=None, ranks=None, interrupted=None)  # of the command that has none
     # The SystemExit of a program that ended with a status other than 0.
     parser.set_defaults(exited=None)
     parser.ends_in_program = True
@@ -130,6 +130,11 @@ def start(options: argparse.Namespace) -> int:
             ]
         )
     if program.is_command:
+        if options.plan:
+            options.parser.error(
+                f"a plan follows a program of Python, and {program.argv[0]!r} is none. Name the "
+                "SCRIPT that it starts, and for one of several ranks --world-size N"
+            )
         return _start_command(options, program)
     if isinstance(program.source, bytes) and not _is_valid(program.source):
         # Python words an error in a file differently from one in text that it is given to compile.
@@ -158,7 +163,7 @@ def _run_here(program: Program, options: argparse.Namespace) -> None:
         _activate(options, program)
     with contextlib.nullcontext() if options.ranks is None else rank_summary.shown(options.ranks):
         try:
-            _execute(program, main)
+            _execute(program, main, options.interrupted)
         except SystemExit as exited:
             options.exited = exited if exited.code else None
             if not exited.code:
@@ -391,7 +396,10 @@ def _show(options: argparse.Namespace, verify: str | bool | None, report: Report
         show_report(options.report, report)
 
 
-def _execute(program: Program, main: dict[str, Any]) -> None:
+def _execute(
+    program: Program, main: dict[str, Any], interrupted: Callable[[], object] | None
+) -> None:
+    """Execute a program, and call a function as soon as Ctrl-C has ended it."""
     try:
         # Frames of runpy stay in tracebacks, because Python shows them too. No other frame may come
         # between this function and the program.
@@ -414,6 +422,8 @@ def _execute(program: Program, main: dict[str, Any]) -> None:
             _note_comparison(error, without_ours(error))
         raise
     except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and interrupted is not None:
+            interrupted()
         trim(error.__cause__ or error.__context__)
         frames = without_ours(error)
         _note_comparison(error, frames)
