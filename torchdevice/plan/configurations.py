@@ -25,8 +25,11 @@ def configuration(name: str) -> Any:
 
     if is_architecture(name):
         found = transformers.AutoConfig.for_model(name)
-        if found.is_encoder_decoder and getattr(found, "decoder_start_token_id", None) is None:
+        starts = getattr(found, "decoder_start_token_id", None)
+        if found.is_encoder_decoder and starts is None:
             found.decoder_start_token_id = 0  # as the checkpoints have it
+        if found.is_encoder_decoder and getattr(found, "pad_token_id", None) is None:
+            found.pad_token_id = 0
         return found
     if os.path.isdir(name) and not os.path.isfile(os.path.join(name, "config.json")):
         raise ValueError(f"--model {name!r} is a folder without a config.json.")
