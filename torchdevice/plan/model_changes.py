@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -31,11 +32,26 @@ def with_adapters(model: Any, without: BaseException) -> Any:
             name for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)
         ]
     kind = getattr(getattr(model, "config", None), "model_type", "")
+    excluded = [*_UNADAPTED.get(kind, ()), *_computing_otherwise(model)]
     config = peft.LoraConfig(
-        r=RANK, lora_alpha=2 * RANK, target_modules=targets, exclude_modules=_UNADAPTED.get(kind)
+        r=RANK, lora_alpha=2 * RANK, target_modules=targets, exclude_modules=excluded or None
     )
     adapted: Any = peft.get_peft_model(model, config)
     return adapted
+
+
+def _computing_otherwise(model: torch.nn.Module) -> Iterator[str]:
+    """Yield the names of layers of transformers' that are linear by their class alone, such as a
+    router that returns several tensors. PEFT takes them for linear ones.
+    """
+    for name, each in model.named_modules():
+        kind = type(each)
+        if (
+            isinstance(each, torch.nn.Linear)
+            and kind.__module__.startswith("transformers.models.")
+            and kind.forward is not torch.nn.Linear.forward
+        ):
+            yield name
 
 
 _OF_MAMBA = ["out_proj", "conv1d"]
