@@ -147,19 +147,24 @@ def prepared(
     # A decoder of its own begins with one token, and does not go on with those of the encoder.
     _check_positions(model, max(seq, 1 + more) if config.is_encoder_decoder else seq + more)
     if train == "qlora":
-        four_bits.replace(model)
-        for each in model.modules():  # some models then leave their weights to their layers
-            if hasattr(each, "config"):
-                each.config._is_quantized = True
-        for each in model.parameters():  # as peft.prepare_model_for_kbit_training does
-            each.requires_grad_(False)
-            if each.is_floating_point():
-                each.data = each.data.float()
+        _quantize(model)
     if checkpointing or train == "qlora":
         _checkpoint(model, with_adapters=has_adapters)
     if has_adapters:
         model = model_changes.with_adapters(model, without)
     return _placed(model, strategy).train(train is not None)
+
+
+def _quantize(model: Any) -> None:
+    """Give a model weights in four bits and the rest in float32, and train nothing of it."""
+    four_bits.replace(model)
+    for each in model.modules():  # some models then leave their weights to their layers
+        if hasattr(each, "config"):
+            each.config._is_quantized = True
+    for each in model.parameters():  # as peft.prepare_model_for_kbit_training does
+        each.requires_grad_(False)
+        if each.is_floating_point():
+            each.data = each.data.float()
 
 
 def _checkpoint(model: Any, *, with_adapters: bool) -> None:

@@ -108,6 +108,10 @@ class AssumedValues(WithoutValues):
             reads = gives_values(op, args, kwargs)
             if not _are_plain(args, kwargs) or not (reads or _has_size_by_values(op)):
                 raise
+        return self._assume(op, reads, args, kwargs)
+
+    def _assume(self, op: Any, reads: bool, args: Any, kwargs: Any) -> Any:
+        """Return what an operator gives for assumed values, and report that they were assumed."""
         with torch._C.DisableTorchFunction():
             assumed = 0 if reads else self._selected
             # The places of what is selected are known, and a program may name a layer by one.

@@ -233,14 +233,7 @@ def judge(options: argparse.Namespace, title: str) -> int:
     from torchdevice.plan import judging, rendering
 
     with refusals():
-        if options.fits:
-            options.fits = judging.checked_model(options.fits)
-        if options.baseline and not options.write_baseline:
-            before = judging.read(options.baseline)
-        else:
-            before = None
-        if options.write_baseline and not options.baseline:
-            raise ValueError("--write-baseline names no file. Add --baseline FILE.")
+        before = _limits(options)
     command = [
         sys.executable,
         "-m",
@@ -268,6 +261,23 @@ def judge(options: argparse.Namespace, title: str) -> int:
     with output():
         show(plan, options)
     return int(not plan["finished"] or any(each["failed"] for each in plan["judged"]))
+
+
+def _limits(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Check the GPU that a plan should fit, and return the baseline; None for none.
+
+    Raises:
+        ValueError: There is no such GPU or baseline.
+    """
+    from torchdevice.plan import judging
+
+    if options.fits:
+        options.fits = judging.checked_model(options.fits)
+    if options.write_baseline and not options.baseline:
+        raise ValueError("--write-baseline names no file. Add --baseline FILE.")
+    if options.baseline and not options.write_baseline:
+        return judging.read(options.baseline)
+    return None
 
 
 def _printed(process: subprocess.Popen[str]) -> str:
