@@ -1,5 +1,6 @@
 // Operators that fill a tensor with a GPU's random numbers, as `random_numbers/operators.py` does, to the bit. Calls
-// with other dtypes, with gaps in memory or with arguments that torch refuses are left to Python, before they draw.
+// with other dtypes or layouts, with gaps in memory or with arguments that torch refuses are left to Python, before they
+// draw.
 
 #pragma once
 

@@ -35,6 +35,8 @@ _DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float6
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
+_FLOAT64 = numpy.dtype(numpy.float64)
+
 
 class Drawing:
     """Draws the numbers of a GPU.
@@ -136,12 +138,26 @@ def _scaled_in_place(
     for scale in philox.scaling if tensor.dtype is torch.float32 else ():
         if scale(own.data_ptr(), count, factor, summand, end, summand):
             return True
-    values = _scaled(own, factor, summand)
+    if tensor.dtype is torch.float32:
+        _scale_by_numpy(own.view(-1).numpy(), factor, summand)
+    else:
+        _scaled(own, factor, summand)
     if not math.isnan(end):
-        values.masked_fill_(values == end, summand)
-    if values is not own:
-        own.copy_(values)
+        own.masked_fill_(own == end, summand)
     return True
+
+
+def _scale_by_numpy(values: Any, factor: float, summand: float) -> None:
+    """Do what :func:`_scaled` does in float32 memory."""
+    # Numbers beyond the range become infinite, as torch's.
+    with scratch.borrowed() as room, numpy.errstate(all="ignore"):
+        for start in range(0, len(values), scratch.CHUNK):
+            room.used, part = 0, values[start : start + scratch.CHUNK]
+            wide = room.array(len(part), _FLOAT64)
+            numpy.copyto(wide, part)
+            wide *= factor
+            wide += summand
+            numpy.copyto(part, wide, casting="unsafe")
 
 
 def _is_double(tensor: torch.Tensor) -> bool:
