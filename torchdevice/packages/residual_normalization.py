@@ -156,8 +156,10 @@ class _Rows:
         out_subset: torch.Tensor | None,
         out_numrows: int,
     ) -> None:
-        self._x0, self._subset, self._out, self._count = x0, x0_subset, out_subset, out_numrows
-        self._total = x0
+        self._x0 = self._total = x0
+        self._subset = x0_subset
+        self._out = out_subset
+        self._count = out_numrows
         self._kept: torch.Tensor | None = None
 
     def add(
