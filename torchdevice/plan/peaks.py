@@ -368,9 +368,9 @@ def _ended(peaks: Peaks, error: BaseException | None) -> str:
     if error is not None:
         place = last_place(error)
         # The program of --model is this package's, and no line of the user's.
-        return (
-            _named(error) if not place or place.startswith("<") else f"{_named(error)} at {place}"
-        )
+        if not place or place.startswith("<frozen "):
+            return _named(error)
+        return f"{_named(error)} at {place}"
     if not peaks.gave_up:
         return ""
     *_, last = peaks.ran_out
