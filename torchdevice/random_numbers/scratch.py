@@ -25,7 +25,7 @@ class Scratch:
     """Arrays in memory that is used again, since a new page takes longer than a computation.
 
     Attributes:
-        used: The number of bytes that the arrays have which were asked for.
+        used: The bytes that were handed out since this was last set to 0.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,10 @@ _spare: list[Scratch] = []
 @contextlib.contextmanager
 def borrowed() -> Iterator[Scratch]:
     """Lend memory for a block."""
-    scratch = _spare.pop() if _spare else Scratch()
+    try:
+        scratch = _spare.pop()  # in one step, as another thread may take the last one
+    except IndexError:
+        scratch = Scratch()
     scratch.used = 0
     yield scratch
     # Not after an error, whose traceback may hold the arrays.
