@@ -182,7 +182,11 @@ class TestForTheSession:
         )
         assert session.run_cell(lose).error_in_exec is not None
         assert "Run `%torchdevice` again, and create your tensors again." in capsys.readouterr().out
+        run(session, "%torchdevice status")
+        assert "The device is lost, as on a GPU." in capsys.readouterr().out
         run(session, "%torchdevice simulated:cuda")
+        run(session, "%torchdevice status")
+        assert "lost" not in capsys.readouterr().out
         assert run(session, "torch.ones(2, device='cuda').sum().item()") == 2
         run(session, "%torchdevice off")
 

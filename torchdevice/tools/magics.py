@@ -87,7 +87,10 @@ def _status() -> str:
     plain = _options.Options()
     names = [name for name in _options.declarations() if name != "target"]
     changed = [name for name in names if getattr(scope.options, name) != getattr(plain, name)]
-    return "\n".join([scope._described(), *(f"  {scope.options.quoted(name)}" for name in changed)])
+    lines = [scope._described(), *(f"  {scope.options.quoted(name)}" for name in changed)]
+    if policy.lost() is not None:
+        lines.append(f"  The device is lost, as on a GPU. Run `%{_NAME}` again.")
+    return "\n".join(lines)
 
 
 def _off() -> None:
