@@ -86,7 +86,7 @@ def test_what_is_tried() -> None:
     texts = [str(each) for each in change_words.tried(None)]
     assert texts[0] == "" and {"checkpointing+lora", "fsdp:2", "fsdp:8"} < set(texts)
     assert [str(each) for each in change_words.tried(16) if each.ranks] == ["fsdp:16"]
-    assert [str(each) for each in change_words.tried_on_model("lora", None)] == [
+    assert [str(each) for each in change_words.tried_on_model("lora", None, None)] == [
         "",
         "checkpointing",
         "qlora",
@@ -94,9 +94,10 @@ def test_what_is_tried() -> None:
         "fsdp:4",
         "fsdp:8",
     ]
-    of_ranks = change_words.tried_on_model("lora", 16)
+    of_ranks = change_words.tried_on_model("lora", 16, None)
     assert [str(each) for each in of_ranks] == ["", "checkpointing", "qlora", "fsdp:16"]
-    assert [*map(str, change_words.tried_on_model("qlora", 16))] == [""]
+    assert [*map(str, change_words.tried_on_model("qlora", 16, None))] == [""]
+    assert [*map(str, change_words.tried_on_model("lora", 16, "fsdp"))] == ["", "checkpointing"]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +286,7 @@ def test_what_makes_a_model_fit(tmp_path: Path) -> None:
     done = run_command("plan", "--try", "--json", "--fits", "t4", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     needs = {each["change"]: each["needs"] for each in json.loads(done.stdout)["tried"]}
-    assert [*needs] == [str(each) for each in change_words.tried_on_model("full", None)]
+    assert [*needs] == [str(each) for each in change_words.tried_on_model("full", None, None)]
     assert needs[""] > needs["checkpointing"] > needs["checkpointing+8-bit"]
     assert needs["8-bit"] < needs[""] and needs["qlora"] < needs[""]
     states = {

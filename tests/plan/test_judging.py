@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from places import ROOT
@@ -161,3 +163,16 @@ def test_a_judged_plan_has_its_report(words: list[str], tmp_path: Path) -> None:
 def test_several_plans_have_no_report(words: list[str], tmp_path: Path) -> None:
     done = run_command("plan", *words, "--report=page.html", "train.py", cwd=tmp_path)
     assert done.returncode == 2 and "--report shows one plan" in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows ends processes without a signal")
+def test_a_plan_ends_with_its_command() -> None:
+    # Ended by its parent, as by `timeout`; the program is in a session of its own.
+    script = "import os, sys, time; print(os.getpid(), file=sys.stderr, flush=True); time.sleep(60)"
+    command = [sys.executable, "-m", "torchdevice", "plan", "--fits", "t4", "-c", script]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        program = psutil.Process(int(process.stderr.readline()))
+        process.terminate()
+    assert process.returncode == -signal.SIGTERM
+    program.wait(timeout=30)

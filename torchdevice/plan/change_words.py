@@ -107,14 +107,18 @@ def tried(ranks: int | None) -> list[Change]:
     return _parsed(_OF_PROGRAM, ranks)
 
 
-def tried_on_model(train: str, ranks: int | None) -> list[Change]:
+def tried_on_model(train: str, ranks: int | None, strategy: str | None) -> list[Change]:
     """Return what is tried of a way of training a model without a program.
 
     Args:
         train: The way.
         ranks: See :func:`tried`.
+        strategy: How ranks share the work: ``"ddp"`` or ``"fsdp"``; None for one process.
     """
-    return _parsed(_OF_MODEL[train], ranks)
+    texts: Sequence[str] = _OF_MODEL[train]
+    if strategy == "fsdp":  # which is there already, and divides no weights in four bits
+        texts = [each for each in texts if each not in (*_DIVIDED, "qlora")]
+    return _parsed(texts, ranks)
 
 
 def _parsed(texts: Sequence[str], ranks: int | None) -> list[Change]:

@@ -72,8 +72,9 @@ def judged(
     if not rendering.uses_gpus(plan):
         yield {"said": "There is nothing to compare.", "failed": True}
         return
-    if plan.get("not changed"):
-        yield {"said": "The change was not made.", "failed": True}
+    if plan["finished"] and plan.get("not changed"):
+        names = " and ".join(plan["not changed"])
+        yield {"said": f"The plan is without {names}.", "failed": True}
     if baseline is not None:
         yield _against(plan, baseline, grow)
     if model is not None:

@@ -33,9 +33,10 @@ def with_adapters(model: Any, without: BaseException) -> Any:
         ]
     kind = getattr(getattr(model, "config", None), "model_type", "")
     excluded = [*_UNADAPTED.get(kind, ()), *_computing_otherwise(model)]
-    config = peft.LoraConfig(
-        r=RANK, lora_alpha=2 * RANK, target_modules=targets, exclude_modules=excluded or None
-    )
+    more: dict[str, Any] = (
+        {"exclude_modules": excluded} if excluded else {}
+    )  # which older releases lack
+    config = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=targets, **more)
     adapted: Any = peft.get_peft_model(model, config)
     return adapted
 

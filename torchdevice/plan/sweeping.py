@@ -13,9 +13,11 @@ import itertools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
@@ -148,21 +150,48 @@ def planned(
     left = list(enumerate(jobs))
     numbers: dict[Future[dict[str, Any]], int] = {}
     try:
-        while left or numbers:
-            waits = waiting() if waiting is not None else 0
-            while left and len(numbers) - waits < cores:
-                number, job = left.pop(0)
-                numbers[pool.submit(_plan, job, source, running)] = number
-            timeout = _LOOK if left and waiting is not None else None
-            for done in wait(numbers, timeout, FIRST_COMPLETED).done:
-                yield numbers.pop(done), done.result()
+        with ending_together(running):
+            while left or numbers:
+                waits = waiting() if waiting is not None else 0
+                while left and len(numbers) - waits < cores:
+                    number, job = left.pop(0)
+                    numbers[pool.submit(_plan, job, source, running)] = number
+                timeout = _LOOK if left and waiting is not None else None
+                for done in wait(numbers, timeout, FIRST_COMPLETED).done:
+                    yield numbers.pop(done), done.result()
     except KeyboardInterrupt:
         raise Interrupted from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in running:
-            with contextlib.suppress(OSError):
-                process.terminate()
+
+
+@contextlib.contextmanager
+def ending_together(running: Sequence[subprocess.Popen[Any]]) -> Iterator[None]:
+    """End plans, which have sessions of their own, at the end of a block or of this process."""
+
+    def end_all() -> None:
+        for process in [*running]:
+            if process.poll() is None:
+                with contextlib.suppress(OSError):
+                    process.terminate()
+
+    def end(number: int, frame: Any) -> None:
+        end_all()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # Python allows no other
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        end_all()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _plan(job: Job, source: bytes, running: list[Any]) -> dict[str, Any]:

@@ -295,13 +295,13 @@ def _ignore_next_interrupt() -> None:
     """Let the next Ctrl-C show that the plan is being made, and only the one after it end that."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return  # the program chose what Ctrl-C does
+    signal.signal(signal.SIGINT, _ignore)
 
-    def ignore(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        # Without print, whose lock the main thread may hold.
-        os.write(2, b"torchdevice: the plan is being made (Ctrl-C again ends that)\n")
 
-    signal.signal(signal.SIGINT, ignore)
+def _ignore(number: int, frame: Any) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Without print, whose lock the main thread may hold.
+    os.write(2, b"torchdevice: the plan is being made (Ctrl-C again ends that)\n")
 
 
 def _take_launcher(options: argparse.Namespace) -> None:
@@ -467,6 +467,10 @@ def _take_model(options: argparse.Namespace) -> str:
         options.parser.error(error)
     if options.change is not None:
         _take_change(options)
+    if options.train == "qlora" and options.strategy == "fsdp":
+        options.parser.error(
+            "FSDP of weights in four bits is not planned. Use --train lora or full"
+        )
     if options.world_size is not None:
         options.strategy = options.strategy or "ddp"
     words = model_words.of(options.model, options)
@@ -483,11 +487,9 @@ def _contradictions(options: argparse.Namespace) -> Iterator[str]:
     if given and not options.train:
         flag = given[0].replace("_", "-")
         yield f"--{flag} is about training. Add --train full, lora or qlora"
-    if options.strategy and options.world_size is None and options.change is None:
+    changed_ranks = None if options.change is None else options.change.ranks
+    if options.strategy and options.world_size is None and changed_ranks is None:
         yield "--strategy is that of several ranks. Add --world-size N"
-    is_divided = options.strategy == "fsdp" or (options.change and options.change.ranks)
-    if options.train == "qlora" and is_divided:
-        yield "FSDP of weights in four bits is not planned. Use --train lora or full"
 
 
 def _take_change(options: argparse.Namespace) -> None:
@@ -495,9 +497,11 @@ def _take_change(options: argparse.Namespace) -> None:
     names = options.change.names
     options.checkpointing = options.checkpointing or "checkpointing" in names
     options.train = next((each for each in ("qlora", "lora") if each in names), options.train)
+    options.own = plans.without(options.own, {"--change"})
     if "fsdp" in names:
         options.world_size, options.strategy = options.change.ranks, "fsdp"
-    options.own = plans.without(options.own, {"--change"})
+        options.own = plans.without(options.own, {"--world-size"})
+        options.own += ["--world-size", str(options.world_size)]
     if "8-bit" in names:
         options.own += ["--change", "8-bit"]
         options.change = options.change.only("8-bit")
@@ -568,6 +572,8 @@ def _begin(output: _Output) -> Callable[[Report, SystemExit | None], Any]:
             except BrokenPipeError:  # nobody reads on, as after 'head'
                 # Python flushes what is left at its end.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if signal.getsignal(signal.SIGINT) is _ignore:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return {
             **plan,
             "answer": [*rendering.answer(plan)],

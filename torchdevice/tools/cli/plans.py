@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import signal
@@ -103,7 +104,7 @@ def try_changes(options: argparse.Namespace, title: str) -> int:
         changes = change_words.tried(options.world_size)
         jobs = [sweeping.Job([*own, *_change_flag(each)], options.rest, {}) for each in changes]
     else:
-        changes = change_words.tried_on_model(options.train, options.world_size)
+        changes = change_words.tried_on_model(options.train, options.world_size, options.strategy)
         jobs = []
         for each in changes:
             words = change_words.words_of_model(options.rest, each)
@@ -230,7 +231,7 @@ def judge(options: argparse.Namespace, title: str) -> int:
     Returns:
         The exit status: 1 if the program needs more than it may, or does not fit or finish.
     """
-    from torchdevice.plan import judging, rendering
+    from torchdevice.plan import judging, rendering, sweeping
 
     with refusals():
         before = _limits(options)
@@ -246,7 +247,8 @@ def judge(options: argparse.Namespace, title: str) -> int:
     ]
     # A session of its own, so that Ctrl-C reaches this process alone.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    printed = _printed(process)
+    with sweeping.ending_together([process]):
+        printed = _printed(process)
     try:
         plan: dict[str, Any] = json.loads(printed)
     except ValueError:
@@ -281,13 +283,18 @@ def _limits(options: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def _printed(process: subprocess.Popen[str]) -> str:
-    """Return what a plan prints. Ctrl-C is the plan's, which shows then how far it came."""
-    while True:
+    """Return what a plan prints. Ctrl-C is the plan's, which shows then how far it came. The third
+    ends it.
+    """
+    for press in itertools.count(1):
         try:
             return process.communicate()[0]
         except KeyboardInterrupt:
-            if os.name != "nt":  # where it has reached the plan, too
+            if press > 2:
+                process.kill()
+            elif os.name != "nt":  # where it has reached the plan, too
                 process.send_signal(signal.SIGINT)
+    raise AssertionError("not reached")
 
 
 def _report_flag(wanted: str | bool | None) -> list[str]:
