@@ -171,7 +171,7 @@ def test_a_failure_in_ddp_stands_at_the_programs_line(tmp_path: Path) -> None:
 def test_the_end_of_a_timeout_shows_where_each_rank_is(tmp_path: Path) -> None:
     said = ended(tmp_path, "hang", 3)
     assert re.search(
-        r"cannot end\. Timed out waiting 3000ms:\n  rank 0 waits for [34] s in all_reduce of "
+        r"cannot end\. Timed out waiting 3000ms:\n  rank 0 waits for \d+ s in all_reduce of "
         r"float32\[2\], SUM, at",
         said,
     )

@@ -223,7 +223,8 @@ class Waiting:
                 time.sleep(_GRACE / 20)
             # For a rank that could not, so that this one, ending too, is not taken for the first.
             if not self._store.check([_END]):
-                self._store.set(_ENDED_AT, repr(time.time()))
+                # Only the first of ranks that give up at the same time.
+                self._store.compare_set(_ENDED_AT, "", repr(time.time()))
                 self._store.set(_END, ended)
             return self._store.get(_END).decode()
         return ended
@@ -336,7 +337,10 @@ def _listed(notes: Mapping[int, Note], size: int, now: float | None = None) -> s
     for rank in range(size):
         waits = "does not wait"
         if rank in notes:
-            lasting = "" if now is None else f" for {now - notes[rank].since:.0f} s"
+            since, lasting = notes[rank].since, ""
+            # The time is that of the first time-out, which a program may have caught before.
+            if now is not None and since <= now:
+                lasting = f" for {now - since:.0f} s"
             waits = f"waits{lasting} in {notes[rank].what}"
         listed += f"\n  rank {rank} {waits}"
     return listed
