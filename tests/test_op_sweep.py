@@ -5,6 +5,7 @@ It runs on a CPU target and on a simulated device.
 
 from __future__ import annotations
 
+import statistics
 import warnings
 from typing import Any
 
@@ -144,7 +145,7 @@ def test_every_operator_gives_the_same_bits(
     operators = choose([op for op in op_db if op.name not in excluded], sweep, 16)
     samples, pairs, differences, empty = 0, 0, [], []
     placed_samples = 0
-    served = []  # the operators with results on the target
+    fractions = []  # of each operator's samples, how many have results on the target
     for op in operators:
         compared, on_target = 0, 0
         for dtype in DTYPES:
@@ -161,8 +162,8 @@ def test_every_operator_gives_the_same_bits(
         placed_samples += on_target
         if not compared:
             empty.append(op.formatted_name)
-        elif on_target:
-            served.append(op.formatted_name)
+        else:
+            fractions.append(on_target / compared)
     with capsys.disabled():
         print(
             f"\nop_db on {target}: {len(operators)} of {len(op_db)} operators, {pairs} with a "
@@ -182,4 +183,4 @@ def test_every_operator_gives_the_same_bits(
     assert differences == []
     assert samples > 5 * len(operators)
     # By operator: one whose results are numbers or on the CPU may have thousands of samples.
-    assert len(served) > 0.5 * (len(operators) - len(empty))
+    assert statistics.fmean(fractions) > 0.6

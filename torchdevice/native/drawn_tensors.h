@@ -30,8 +30,8 @@ struct Source {
   int64_t threads;
 };
 
-// Moves a generator on by a kernel that makes so many numbers, so many of each counter; of 0 it is moved on by `count`.
-// None if they are not a GPU's.
+// Advances a generator by a kernel that makes `count` numbers, so many of each counter. If `of_each_counter` is 0, it
+// advances the generator by `count`. None if they are not a GPU's.
 using Take = std::function<std::optional<Source>(int64_t count, int of_each_counter)>;
 
 // Fills the argument that is the result. False for a call that is left to Python.

@@ -349,8 +349,8 @@ void adjacent(int64_t size, uint64_t seed, uint64_t offset, const Put& put) {
   }
 }
 
-// Make keys of so many bits of pairs of words: their remainders by the largest number of 32 bits, or of 64, whose lower
-// bits are those of the integers that a GPU draws.
+// Reduce each number of 64 bits modulo 2 ** 32 - 1 (modulo 2 ** 64 - 1 for more than 32 bits) and keep its low `bits`
+// bits, as the integers that a GPU draws for keys.
 OPTIMIZED inline void to_keys(uint64_t* words, int64_t count, int bits) {
   constexpr uint64_t LOW = 0xFFFFFFFF;
   const uint64_t mask = bits == 64 ? UINT64_MAX : (uint64_t{1} << bits) - 1;

@@ -313,8 +313,8 @@ def taken_by_gpu(
 ) -> tuple[int, int, int] | None:
     """Return seed, offset and threads of a GPU's kernel in C++ that makes ``count`` numbers.
 
-    Of 0 numbers of each counter, the generator is moved on by ``count``. None for a generator that
-    a kernel in Python refuses, or whose numbers are not a GPU's.
+    If ``of_each_counter`` is 0, advances the generator by ``count``. None for a generator that a
+    kernel in Python refuses, or whose numbers are not a GPU's.
     """
     drawing = drawing_of(given, index)
     if drawing is None:
