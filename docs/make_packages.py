@@ -19,6 +19,47 @@ PAGE = Path(__file__).with_name("packages.md")
 
 RESULTS = PAGE.parents[1] / "benchmarks" / "package_tests.json"
 
+LIBRARIES = (
+    (
+        "transformers 5.24.0",
+        "`find_spec` and the version",
+        "no flash_attn, mamba_ssm, causal_conv1d, apex",
+        "it has torch's attention and paths of its own; "
+        '`attn_implementation="flash_attention_2"` and remote code get flash_attn',
+    ),
+    (
+        "diffusers 0.42.1",
+        "`find_spec` and the version",
+        "no xformers, flash_attn",
+        "it has torch's attention; `enable_xformers_memory_efficient_attention()` gets xformers",
+    ),
+    (
+        "timm 1.0.31",
+        "`import` in a `try`",
+        "no apex",
+        'it has norms of its own; `create_optimizer_v2(model, opt="fusedadam")` gets apex\'s optimizer',
+    ),
+    (
+        "accelerate 1.15.0",
+        "`find_spec` and the version",
+        "no DeepSpeed, Transformer Engine, MS-AMP",
+        "nothing stands in for them",
+    ),
+    (
+        "PEFT 0.21.2",
+        "`find_spec`",
+        "no bitsandbytes, Transformer Engine",
+        "bitsandbytes works where it is installed",
+    ),
+    (
+        "TRL 1.16.0",
+        "`find_spec`",
+        "no DeepSpeed, vllm, Liger kernels",
+        "nothing stands in for them",
+    ),
+)
+"""The rows of the table of libraries."""
+
 HEADER = """# Packages that exist only for CUDA
 
 <!-- Made by python docs/make_packages.py from torchdevice/packages; do not edit. -->
@@ -49,6 +90,12 @@ with torchdevice.portable(target="cpu"):
   name.
 - On CUDA itself, in programs written for another accelerator, and with `packages="absent"`
   (`--packages absent`, `TORCHDEVICE_PACKAGES=absent`), there are no stand-ins.
+
+What libraries find, by their own functions, in a scope on `simulated:a100` with torch 2.14.1, on 30 November 2026:
+
+| library | how it looks | what it finds | why, and what a program can ask for |
+|---|---|---|---|
+<libraries>
 
 The modules end with the last scope of the process, and `sys.modules` is then as it was. Until then another thread of
 the process, in no scope, finds a module that the program has imported.
@@ -170,7 +217,8 @@ def tested() -> Iterator[str]:
 
 def page() -> str:
     """Return the page."""
-    parts = [HEADER, TABLES]
+    libraries = "\n".join(f"| {' | '.join(row)} |" for row in LIBRARIES)
+    parts = [HEADER.replace("<libraries>", libraries), TABLES]
     for package, known in registry.PACKAGES.items():
         registry.names_of(package)
         parts.append(f"\n### {package}\n\nAs release {known.version} of {known.distribution}.\n\n")
