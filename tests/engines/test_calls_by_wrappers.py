@@ -6,13 +6,13 @@ import functools
 import gc
 import multiprocessing
 import pickle
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from counted_frames import frames_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchdevice
@@ -182,22 +182,6 @@ def test_a_refused_call_leaves_the_scope_as_it_is(chosen: str, name: str) -> Non
         errors = [outcome(calls[name])[0] for _ in range(3)]
         assert errors == [errors[0]] * 3 and issubclass(errors[0], Exception)
         assert thread_state.state.mode is not None and outcome(calls["zeros"])[0] is torch.Tensor
-
-
-def frames_of(call: Callable[[], object]) -> list[str]:
-    """Return the names of the functions of Python that a call enters."""
-    found: list[str] = []
-
-    def note(frame: Any, event: str, argument: Any) -> None:
-        if event == "call":
-            found.append(frame.f_code.co_name)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return found
 
 
 FRAMES: dict[str, tuple[int, Callable[[torch.Tensor, torch.device], Any]]] = {

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 from collections.abc import Callable
 from typing import Any
 
+import counted_frames
 import pytest
 import torch
 
@@ -17,22 +16,9 @@ pytestmark = pytest.mark.one_engine
 
 def frames_of(call: Callable[[], Any]) -> list[str]:
     """Return Python functions run in a call but its own, after calls that warm it up."""
-    found: list[str] = []
-
-    def note(frame: Any, event: str, argument: Any) -> None:
-        if event == "call":
-            found.append(f"{frame.f_code.co_filename}:{frame.f_code.co_name}")
-
     for _ in range(3):
         call()
-    gc.disable()  # callbacks of a collection are no part of the call
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return found[1:]
+    return counted_frames.frames_of(call)[1:]
 
 
 @pytest.mark.usefixtures("no_collections")
