@@ -72,7 +72,7 @@ def judged(
     if not rendering.uses_gpus(plan):
         yield {"said": "There is nothing to compare.", "failed": True}
         return
-    if plan["finished"] and plan.get("not changed"):
+    if plan.get("not changed") and plan["finished"]:
         names = " and ".join(plan["not changed"])
         yield {"said": f"The plan is without {names}.", "failed": True}
     if baseline is not None:
