@@ -900,6 +900,7 @@ class TestCommand:
     def test_what_was_verified_is_said_once(self, capsys: pytest.CaptureFixture[str]) -> None:
         with torchdevice.portable("cpu", verify=True) as scope:
             torch.ones(2, device="cuda").exp()
+        capsys.readouterr()  # the process's first use of an accelerator that is not there is noted
         for quiet in (True, False):
             report_command.show_verified(True, scope.report(), quiet=quiet)
             said = capsys.readouterr().err

@@ -560,9 +560,7 @@ def _begin(output: _Output) -> Callable[[Report, SystemExit | None], Any]:
         plan = peaks.data(found, report, exited or getattr(sys, "last_value", None))
         if output.title:
             _call(plan, output.title)
-        if output.options.world_size is not None:
-            rank = output.options.rank or 0
-            plan["program"] += f", rank {rank} of {output.options.world_size}"
+        plan["program"] = plans.of_rank(plan["program"], output.options)
         if changed is not None:
             plan |= {"change": str(changed.change), "not changed": changed.missing}
         refused = output.title and exited and not plan["devices"]  # the program said why

@@ -225,6 +225,13 @@ def _flags_on_model(change: Change) -> list[str]:
     return flags if change.ranks is None else [*flags, "--world-size", str(change.ranks)]
 
 
+def of_rank(program: str, options: argparse.Namespace) -> str:
+    """Return what a program is called as one of the ranks of a plan, if there are several."""
+    if options.world_size is None:
+        return program
+    return f"{program}, rank {options.rank or 0} of {options.world_size}"
+
+
 def judge(options: argparse.Namespace, title: str) -> int:
     """Plan in another process, and compare with a baseline and with the GPU it should fit.
 
@@ -255,7 +262,8 @@ def judge(options: argparse.Namespace, title: str) -> int:
         if not process.returncode:
             print("torchdevice: the program ended without a plan", file=sys.stderr)
         return process.returncode or 1
-    plan["program"] = title or plan["program"]
+    if title:
+        plan["program"] = of_rank(title, options)
     plan["judged"] = [*judging.judged(plan, before, options.grow, options.fits)]
     with refusals():
         if options.write_baseline and plan["finished"] and rendering.uses_gpus(plan):
