@@ -81,11 +81,8 @@ def dropped_out(
     return x * kept / (1 - probability), kept
 
 
-def _summed(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    in_float32: bool,
-    rowscale: torch.Tensor | None = None,
+def summed(
+    x: torch.Tensor, residual: torch.Tensor | None, rowscale: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return the sum with the residual, in float32 or wider."""
     wide = wide_dtype(x.dtype)
@@ -104,7 +101,8 @@ def residual_dtype(x: torch.Tensor, residual: torch.Tensor | None, in_float32: b
     return wide_dtype(x.dtype) if in_float32 else x.dtype
 
 
-def _returned(found: torch.Tensor, *others: tuple[bool, Any]) -> Any:
+def returned(found: torch.Tensor, *others: tuple[bool, Any]) -> Any:
+    """Return a result alone, or with those of the other values that are asked for."""
     more = [value for asked, value in others if asked]
     return (found, *more) if more else found
 
@@ -172,11 +170,9 @@ def _dropout_add(
     dropped, kept = dropped_out(x, dropout_p, "flash_attn.ops")
     if layerscale is not None:
         dropped = dropped * layerscale
-    total = _summed(dropped, residual, residual_in_fp32, rowscale).to(
-        residual_dtype(x, residual, residual_in_fp32)
-    )
+    total = summed(dropped, residual, rowscale).to(residual_dtype(x, residual, residual_in_fp32))
     found = normalized(total, weight, bias, way, x.dtype)
-    return _returned(found, (prenorm, total), (return_dropout_mask, mask_of(x, kept)))
+    return returned(found, (prenorm, total), (return_dropout_mask, mask_of(x, kept)))
 
 
 def mask_of(x: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
@@ -294,11 +290,9 @@ def layer_norm_fn(
     if residual is None and not prenorm and not dropout_p and not return_dropout_mask:
         return normalized(x, weight, bias, way)
     dropped, kept = dropped_out(x, dropout_p, "flash_attn.ops.triton.layer_norm")
-    total = _summed(dropped, residual, residual_in_fp32).to(
-        residual_dtype(x, residual, residual_in_fp32)
-    )
+    total = summed(dropped, residual).to(residual_dtype(x, residual, residual_in_fp32))
     found = normalized(total, weight, bias, way, x.dtype)
-    return _returned(found, (prenorm, total), (return_dropout_mask, kept))
+    return returned(found, (prenorm, total), (return_dropout_mask, kept))
 
 
 @stands_in("flash_attn.ops.triton.layer_norm.rms_norm_fn")

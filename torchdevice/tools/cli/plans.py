@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import json
 import os
 import signal
@@ -294,15 +293,16 @@ def _printed(process: subprocess.Popen[str]) -> str:
     """Return what a plan prints. Ctrl-C is the plan's, which shows then how far it came. The third
     ends it.
     """
-    for press in itertools.count(1):
+    presses = 0
+    while True:
         try:
             return process.communicate()[0]
         except KeyboardInterrupt:
-            if press > 2:
+            presses += 1
+            if presses > 2:
                 process.kill()
             elif os.name != "nt":  # where it has reached the plan, too
                 process.send_signal(signal.SIGINT)
-    raise AssertionError("not reached")
 
 
 def _report_flag(wanted: str | bool | None) -> list[str]:
