@@ -354,6 +354,59 @@ class C:
     assert found == {"C.f": 11, "C.f.g": 1}
 
 
+def kept(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that raise a variable of a function, which the function does not delete.
+
+    The error has a traceback with the frame, the frame has the variable, and the variable is the
+    error. Python itself deletes the name of an except clause.
+    """
+    for function in ast.walk(tree):
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            safe = {line for node in ast.walk(function) for line in _deleted(node)}
+            for node in ast.walk(function):
+                if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Name):
+                    is_class = node.exc.id.lstrip("_")[0].isupper()
+                    if not is_class and (node.lineno, node.exc.id) not in safe:
+                        yield node.lineno
+
+
+def _deleted(node: ast.AST) -> Iterator[tuple[int, str]]:
+    names: set[str] = set()
+    if isinstance(node, ast.ExceptHandler) and node.name:
+        names = {node.name}
+    elif isinstance(node, ast.Try):
+        deletions = [each for each in node.finalbody if isinstance(each, ast.Delete)]
+        names = {
+            target.id
+            for each in deletions
+            for target in each.targets
+            if isinstance(target, ast.Name)
+        }
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Raise):
+            yield from ((inner.lineno, name) for name in names)
+
+
+def test_no_function_keeps_the_error_that_it_raises() -> None:
+    found = {name: list(kept(ast.parse(path.read_text()))) for name, path in MODULES.items()}
+    assert not {name: lines for name, lines in found.items() if lines}
+
+
+def test_a_kept_error_is_found() -> None:
+    assert list(kept(ast.parse("def f(error):\n    raise error"))) == [2]
+    assert not list(
+        kept(
+            ast.parse(
+                "def f():\n    try:\n        g()\n    except E as error:\n        raise error"
+            )
+        )
+    )
+    assert not list(
+        kept(ast.parse("def f(e):\n    try:\n        raise e\n    finally:\n        del e"))
+    )
+    assert not list(kept(ast.parse("def f():\n    raise _Class")))
+
+
 def test_data_files_are_made_by_scripts() -> None:
     """Sentences, names and tables that people write stand in the code that uses them."""
     scripts = [path.read_text() for path in (ROOT / "docs").glob("make_*.py")]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +15,6 @@ import torchdevice
 from torchdevice.calls import error_texts
 from torchdevice.errors import NoValueError, RaceError
 from torchdevice.kernel.context import Context
-
-PACKAGE = Path(torchdevice.__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -155,58 +151,3 @@ def test_devices_that_are_lost() -> None:
             raise AssertionError("the device works")
         del x
         assert seen() is None
-
-
-def kept(tree: ast.AST) -> Iterator[int]:
-    """Yield the lines that raise a variable of a function, which the function does not delete.
-
-    The error has a traceback with the frame, the frame has the variable, and the variable is the
-    error. Python itself deletes the name of an except clause.
-    """
-    for function in ast.walk(tree):
-        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            safe = {line for node in ast.walk(function) for line in _deleted(node)}
-            for node in ast.walk(function):
-                if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Name):
-                    is_class = node.exc.id.lstrip("_")[0].isupper()
-                    if not is_class and (node.lineno, node.exc.id) not in safe:
-                        yield node.lineno
-
-
-def _deleted(node: ast.AST) -> Iterator[tuple[int, str]]:
-    names: set[str] = set()
-    if isinstance(node, ast.ExceptHandler) and node.name:
-        names = {node.name}
-    elif isinstance(node, ast.Try):
-        deletions = [each for each in node.finalbody if isinstance(each, ast.Delete)]
-        names = {
-            target.id
-            for each in deletions
-            for target in each.targets
-            if isinstance(target, ast.Name)
-        }
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Raise):
-            yield from ((inner.lineno, name) for name in names)
-
-
-@pytest.mark.one_engine
-def test_no_function_keeps_the_error_that_it_raises() -> None:
-    found = {path: list(kept(ast.parse(path.read_text()))) for path in PACKAGE.rglob("*.py")}
-    assert len(found) > 100 and not {path: lines for path, lines in found.items() if lines}
-
-
-@pytest.mark.one_engine
-def test_such_a_function_is_found() -> None:
-    assert list(kept(ast.parse("def f(error):\n    raise error"))) == [2]
-    assert not list(
-        kept(
-            ast.parse(
-                "def f():\n    try:\n        g()\n    except E as error:\n        raise error"
-            )
-        )
-    )
-    assert not list(
-        kept(ast.parse("def f(e):\n    try:\n        raise e\n    finally:\n        del e"))
-    )
-    assert not list(kept(ast.parse("def f():\n    raise _Class")))

@@ -52,10 +52,11 @@ class Changed:
         """
         names = self.change.names
         if "lora" in names:
-            without = SystemExit(
-                "torchdevice: the change 'lora' needs PEFT. Install it by 'pip install peft'."
-            )
-            model = model_changes.with_adapters(model, without)
+            if not model_changes.has_peft():
+                raise SystemExit(
+                    "torchdevice: the change 'lora' needs PEFT. Install it by 'pip install peft'."
+                )
+            model = model_changes.with_adapters(model)
             self.made.add("lora")
         if "checkpointing" in names and model_changes.checkpoint(model):
             self.made.add("checkpointing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,20 +11,15 @@ import torch
 from torchdevice.plan.model_words import RANK
 
 
-def with_adapters(model: Any, without: BaseException) -> Any:
-    """Return a model with PEFT's LoRA on all linear layers but the output's, unless adapted.
+def has_peft() -> bool:
+    """Return whether PEFT is installed, which :func:`with_adapters` needs."""
+    return importlib.util.find_spec("peft") is not None
 
-    Args:
-        model: The model.
-        without: Raised where PEFT is not installed.
-    """
-    try:
-        import peft
-    except ImportError:
-        try:
-            raise without from None
-        finally:
-            del without  # whose traceback has this frame
+
+def with_adapters(model: Any) -> Any:
+    """Return a model with PEFT's LoRA on all linear layers but the output's, unless adapted."""
+    import peft
+
     if isinstance(model, peft.PeftModel):
         return model
     targets: Any = "all-linear"
@@ -33,9 +29,8 @@ def with_adapters(model: Any, without: BaseException) -> Any:
         ]
     kind = getattr(getattr(model, "config", None), "model_type", "")
     excluded = [*_UNADAPTED.get(kind, ()), *_computing_otherwise(model)]
-    more: dict[str, Any] = (
-        {"exclude_modules": excluded} if excluded else {}
-    )  # which older releases lack
+    # Older releases lack this parameter.
+    more: dict[str, Any] = {"exclude_modules": excluded} if excluded else {}
     config = peft.LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=targets, **more)
     adapted: Any = peft.get_peft_model(model, config)
     return adapted

@@ -8,7 +8,6 @@ LoRA on all linear layers, and for QLoRA weights in four bits as bitsandbytes st
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import sys
 import warnings
@@ -135,12 +134,11 @@ def prepared(
         ValueError: There is no such model here, it has no positions for so many tokens, or it
             cannot be trained so.
     """
-    without = ValueError(
-        f"--train {train} needs PEFT. Install it by 'pip install peft', or use --train full."
-    )
     has_adapters = train in ("lora", "qlora")
-    if has_adapters and importlib.util.find_spec("peft") is None:
-        raise without
+    if has_adapters and not model_changes.has_peft():
+        raise ValueError(
+            f"--train {train} needs PEFT. Install it by 'pip install peft', or use --train full."
+        )
     config = configurations.configuration(name)
     model = make(config, dtype or configurations.weights_dtype(name, config))
     more = generate or 0
@@ -151,7 +149,7 @@ def prepared(
     if checkpointing or train == "qlora":
         _checkpoint(model, with_adapters=has_adapters)
     if has_adapters:
-        model = model_changes.with_adapters(model, without)
+        model = model_changes.with_adapters(model)
     return _placed(model, strategy).train(train is not None)
 
 
