@@ -16,7 +16,7 @@ import griffe
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 # Not from torchdevice itself, whose functions need torch. The site is built without it.
-from torchdevice.scope.options import Options, declarations
+from torchdevice.scope.collected_options import Options, declarations
 
 _ROLE = re.compile(r":(?:class|func|meth|attr|mod|data|exc):(?=`)")
 """The part of a reference, as in :class:`Scope`, that Markdown shows as text and Griffe takes for

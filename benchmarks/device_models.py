@@ -1,4 +1,4 @@
-"""Checks ``torchdevice/simulation/gpus.py``: ``benchmarks.device_models`` prints its problems.
+"""Checks ``simulation/gpu_models.py``: ``python -m benchmarks.device_models`` prints its problems.
 
 Every figure must have a source, every name must mean one model, and figures must agree: memory is
 less than that of the name and more than nine tenths of it, and memory that no source prints is
@@ -13,16 +13,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from torchdevice.kernel.devices.device_properties import SETTABLE
-from torchdevice.scope.options import declarations
-from torchdevice.simulation import gpus, models
-from torchdevice.simulation.gpus import Gpu
+from torchdevice.scope.collected_options import declarations
+from torchdevice.simulation import gpu_models, model_lookup
+from torchdevice.simulation.gpu_models import Gpu
 
 GIB = 1 << 30
 
 
 def problems(found: Mapping[str, Gpu]) -> Iterator[str]:
     """Yield what is wrong with the GPUs of the file, as sentences."""
-    names = [models._spelling(each) for name, gpu in found.items() for each in (name, *gpu.aliases)]
+    names = [
+        model_lookup._spelling(each) for name, gpu in found.items() for each in (name, *gpu.aliases)
+    ]
     yield from (
         f"{name!r} is the name of {count} models."
         for name, count in Counter(names).items()
@@ -31,16 +33,16 @@ def problems(found: Mapping[str, Gpu]) -> Iterator[str]:
     used = {source for gpu in found.values() for source in (gpu.of_memory, gpu.of_properties)}
     yield from (
         f"The source {each!r} is not used."
-        for each in sorted(gpus.SOURCES.keys() - used - {"guide"})
+        for each in sorted(gpu_models.SOURCES.keys() - used - {"guide"})
     )
     for name, gpu in found.items():
         yield from (f"{name}: {problem}" for problem in _problems_of_gpu(gpu))
 
 
 def _problems_of_gpu(gpu: Gpu) -> Iterator[str]:
-    if not {gpu.of_memory, gpu.of_properties} <= gpus.SOURCES.keys():
+    if not {gpu.of_memory, gpu.of_properties} <= gpu_models.SOURCES.keys():
         yield "A figure has no source."
-    if gpu.capability not in gpus.OF_CAPABILITY:
+    if gpu.capability not in gpu_models.OF_CAPABILITY:
         yield f"The capability {gpu.capability} has no figures."
     unknown = gpu.properties.keys() - SETTABLE.keys()
     if unknown:
@@ -68,7 +70,7 @@ def _derived(total: str) -> int:
 
 def main() -> int:
     """Print the problems, and return 1 if there are any."""
-    found = list(problems(gpus.GPUS))
+    found = list(problems(gpu_models.GPUS))
     print(*found, sep="\n", end="\n" if found else "")
     return int(bool(found))
 

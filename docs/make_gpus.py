@@ -7,15 +7,15 @@ from pathlib import Path
 
 from generated import write_or_check
 
-from torchdevice.scope.options import declarations
-from torchdevice.simulation.gpus import GPUS, MAC_RULE, SOURCES, Gpu
-from torchdevice.simulation.models import MACS, MODELS
+from torchdevice.scope.collected_options import declarations
+from torchdevice.simulation.gpu_models import GPUS, MAC_RULE, SOURCES, Gpu
+from torchdevice.simulation.model_lookup import MACS, MODELS
 
 PAGE = Path(__file__).with_name("gpus.md")
 
 HEADER = """# GPU models
 
-<!-- Made by python docs/make_gpus.py from torchdevice/simulation/gpus.py; do not edit. -->
+<!-- Made by python docs/make_gpus.py from torchdevice/simulation/gpu_models.py; do not edit. -->
 
 `--target rtx3090`, `simulate("a100-80gb", devices=8)` and [`torchdevice plan`](plan.md) know these GPUs. Case,
 spaces and hyphens do not matter, and torch's name of a GPU is a name too: `simulated:A100-80GB`, `simulated:RTX 3090`.

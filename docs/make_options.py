@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from torchdevice.scope import options
+from torchdevice.scope import collected_options as options
 
 HEADER = """# Options and variables
 

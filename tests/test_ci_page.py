@@ -12,7 +12,7 @@ from places import ROOT
 from processes import run_python
 
 from torchdevice.kernel.python.environment import SWITCH
-from torchdevice.scope import options
+from torchdevice.scope import collected_options as options
 from torchdevice.tools.cli import main
 
 pytestmark = pytest.mark.one_engine

@@ -16,8 +16,8 @@ from processes import run_command, run_python
 
 import torchdevice
 from torchdevice.check import Target
-from torchdevice.scope import options as record
-from torchdevice.scope.options import Options
+from torchdevice.scope import collected_options as record
+from torchdevice.scope.collected_options import Options
 
 sys.path.append(str(ROOT / "docs"))
 import make_options

@@ -127,6 +127,19 @@ def test_links_lead_somewhere(page: str) -> None:
     assert lost == []
 
 
+@pytest.mark.parametrize("page", ["how-it-works.md", "contributing.md", "mps.md"])
+def test_named_files_are_there(page: str) -> None:
+    named = re.findall(
+        r"`([a-z_.]+/[\w/.]*\.(?:py|json|toml|cpp|h))`", (ROOT / "docs" / page).read_text()
+    )
+    lost = {
+        path
+        for path in named
+        if not any((ROOT / top / path).exists() for top in ("", "torchdevice", "tests"))
+    }
+    assert lost == set()
+
+
 def anchor(title: str) -> str:
     """Return the anchor of a heading, on GitHub and on the site."""
     return re.sub(r"[^\w-]", "", title.lower().replace(" ", "-"))

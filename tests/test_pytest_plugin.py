@@ -11,7 +11,7 @@ import pytest
 from processes import run_command, run_python
 from test_options import OTHER_VALUES
 
-from torchdevice.scope import options as record
+from torchdevice.scope import collected_options as record
 
 # Each test starts processes, so the default run takes a sample.
 pytestmark = [pytest.mark.sampled(5, of="runs of pytest"), pytest.mark.one_engine]
@@ -232,7 +232,7 @@ def test_an_interrupted_test_leaves_its_scope(tmp_path: Path) -> None:
 
 SHOWN = """
 import json, torchdevice
-from torchdevice.scope import options as record
+from torchdevice.scope import collected_options as record
 def test():
     options = torchdevice.current().options
     values = {name: record.declarations()[name].show(getattr(options, name)) for name in record.declarations()}

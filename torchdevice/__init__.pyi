@@ -20,7 +20,7 @@ from torchdevice.scope.activation import disable as disable
 from torchdevice.scope.activation import enable as enable
 from torchdevice.scope.activation import portable as portable
 from torchdevice.scope.activation import simulate as simulate
-from torchdevice.scope.options import Options as Options
+from torchdevice.scope.collected_options import Options as Options
 from torchdevice.scope.scope import Scope as Scope
 from torchdevice.scope.target_selection import TorchDevice as TorchDevice
 from torchdevice.transfer import DeviceSpec as DeviceSpec

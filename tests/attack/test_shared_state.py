@@ -181,7 +181,7 @@ class TestThreads:
         def fail(values: Any) -> Any:
             raise OSError("no environment")
 
-        monkeypatch.setattr("torchdevice.scope.options.set_environment", fail)
+        monkeypatch.setattr("torchdevice.scope.collected_options.set_environment", fail)
         with pytest.raises(OSError, match="no environment"):
             torchdevice.enable(propagate=True)
         assert not torch.cuda.is_available() and torchdevice.current() is None

@@ -104,7 +104,7 @@ class TestProperties:
     def test_a_bad_variable_is_named_in_the_error(
         self, variable: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from torchdevice.scope import options
+        from torchdevice.scope import collected_options as options
 
         monkeypatch.setenv("TORCHDEVICE", "1")
         monkeypatch.setenv(variable, value)

@@ -28,7 +28,8 @@ from torch.overrides import TorchFunctionMode
 import torchdevice
 from torchdevice.errors import NotSupportedError, ScopeError
 from torchdevice.kernel import thread_state
-from torchdevice.scope import activation, options
+from torchdevice.scope import activation
+from torchdevice.scope import collected_options as options
 
 pytestmark = pytest.mark.usefixtures("chosen")
 

@@ -15,8 +15,8 @@ from processes import run_python
 
 import torchdevice
 from torchdevice.errors import UnknownTargetError
-from torchdevice.simulation.gpus import GPUS
-from torchdevice.simulation.models import MODELS, canonical, known_name
+from torchdevice.simulation.gpu_models import GPUS
+from torchdevice.simulation.model_lookup import MODELS, canonical, known_name
 
 device_models, make_gpus = benchmark("device_models"), page_maker("make_gpus")
 
@@ -253,7 +253,7 @@ def test_a_model_of_ones_own(way: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 def children(scope: torchdevice.Scope) -> dict[str, str]:
     """Return the variables of a child of a scope."""
-    from torchdevice.scope import options
+    from torchdevice.scope import collected_options as options
 
     return {
         name: value

@@ -31,7 +31,7 @@ from torchdevice.kernel.devices.mps_runtime import MpsRuntime
 from torchdevice.kernel.devices.runtime import Runtime
 from torchdevice.kernel.devices.supplied import SuppliedDevice
 from torchdevice.scope import target_selection
-from torchdevice.scope.options import chosen
+from torchdevice.scope.collected_options import chosen
 from torchdevice.simulation.simulated_runtime import SimulatedRuntime
 
 REAL = [CpuRuntime, MpsRuntime, ModuleRuntime, SimulatedRuntime]

@@ -12,7 +12,7 @@ from processes import run_python
 import torchdevice
 from torchdevice.errors import UnknownTargetError
 from torchdevice.packages import nvml
-from torchdevice.simulation.models import MODELS, canonical, count_of, listed
+from torchdevice.simulation.model_lookup import MODELS, canonical, count_of, listed
 
 pytestmark = pytest.mark.one_engine
 
@@ -26,7 +26,7 @@ for index in range(torch.cuda.device_count()):
 """
 
 SHOWN = [
-    f"{index} {name} {torchdevice.scope.options.declarations()['memory'].check(MODELS[model].memory)}"
+    f"{index} {name} {torchdevice.scope.collected_options.declarations()['memory'].check(MODELS[model].memory)}"
     for index, (name, model) in enumerate(zip(NAMES, ("t4", "a100", "a100"), strict=True))
 ]
 

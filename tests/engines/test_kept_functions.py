@@ -18,7 +18,7 @@ from torch.overrides import _get_current_function_mode_stack
 import torchdevice
 from torchdevice.calls import kept_functions
 from torchdevice.kernel import registered_kernels
-from torchdevice.scope import options as scope_options
+from torchdevice.scope import collected_options as scope_options
 from torchdevice.scope import target_selection
 
 pytestmark = [

@@ -9,7 +9,7 @@ import torch
 
 import torchdevice
 from torchdevice.plan import fitting, other_processes, rendering, workspaces
-from torchdevice.simulation.models import MACS, MODELS
+from torchdevice.simulation.model_lookup import MACS, MODELS
 
 pytestmark = pytest.mark.one_engine
 

@@ -5,7 +5,7 @@ May import ``errors``, ``kernel``, ``scope``, ``simulation`` and ``version``.
 
 from torchdevice.check import device_rules, environment_rules, kernel_rules
 from torchdevice.check.checker import check_file, check_files, check_source
-from torchdevice.check.rules import RULES, Finding, Verdict
+from torchdevice.check.rule_registry import RULES, Finding, Verdict
 from torchdevice.check.target import Target
 
 AREAS = (device_rules, environment_rules, kernel_rules)

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
-from torchdevice.check.rules import RULES, SYNTAX, Finding, Found, Rule, Verdict, View
+from torchdevice.check.rule_registry import RULES, SYNTAX, Finding, Found, Rule, Verdict, View
 from torchdevice.check.target import Target
 from torchdevice.kernel.python import foreign_files, garbage_collection
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchdevice.check.rules import Finding
+from torchdevice.check.rule_registry import Finding
 from torchdevice.kernel.python import data_files, foreign_files
 
 _TABLE = "[tool.torchdevice.check]"

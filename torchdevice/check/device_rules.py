@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from torchdevice.check.names import argument
-from torchdevice.check.rules import (
+from torchdevice.check.rule_registry import (
     CLASSES_OF_DEVICES,
     FUNCTIONS_OF_RANKS,
     FUNCTIONS_OF_WORDS,

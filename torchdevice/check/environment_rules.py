@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from torchdevice.check.names import argument
-from torchdevice.check.rules import Found, Verdict, View, names_option, rule, without_trace
+from torchdevice.check.rule_registry import Found, Verdict, View, names_option, rule, without_trace
 from torchdevice.errors import PATCHERS
 
 PACKAGES: Mapping[str, str] = {

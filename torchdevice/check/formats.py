@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from torchdevice.check.rules import RULES, Finding, Verdict
+from torchdevice.check.rule_registry import RULES, Finding, Verdict
 from torchdevice.kernel.python.styled_text import Line
 from torchdevice.version import __version__
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchdevice.check.names import argument
-from torchdevice.check.rules import (
+from torchdevice.check.rule_registry import (
     FUNCTIONS_ABOUT_DTYPES,
     FUNCTIONS_OF_ARRAYS,
     FUNCTIONS_THAT_MAKE_FLOAT64,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdevice.kernel.devices.accelerators import FAMILIES
 from torchdevice.kernel.python import data_files
-from torchdevice.simulation import models
+from torchdevice.simulation import model_lookup
 
 if TYPE_CHECKING:
     from torchdevice.kernel.fidelity import Fidelity
@@ -50,12 +50,12 @@ class Target(NamedTuple):
         Raises:
             UnknownTargetError: There is no such target.
         """
-        name = models.named(name)
+        name = model_lookup.named(name)
         if name in _REAL:
             return _REAL[name]
         from torchdevice.scope import target_selection
 
-        if name in models.SIMULATED_MAC:
+        if name in model_lookup.SIMULATED_MAC:
             return MAC._replace(name=name, plain_graphs=True)
         profile, devices = target_selection.simulated_profile(name)
         return cls(

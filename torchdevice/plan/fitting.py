@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from torchdevice.kernel.devices.device_properties import CAPABILITY
 from torchdevice.plan import workspaces
-from torchdevice.scope.options import declarations
-from torchdevice.simulation import models
+from torchdevice.scope.collected_options import declarations
+from torchdevice.simulation import model_lookup
 
 YES = "yes"
 NO = "no"
@@ -25,7 +25,7 @@ fragments.
 
 def memory_of(model: str) -> int:
     """Return the memory of a model of a GPU in bytes, as torch reports it."""
-    return int(declarations()["memory"].check(models.MODELS[model].memory))
+    return int(declarations()["memory"].check(model_lookup.MODELS[model].memory))
 
 
 def at_least(devices: Sequence[Mapping[str, Any]], context: int) -> int:
@@ -47,7 +47,8 @@ class Workspaces(NamedTuple):
     def more_on(self, model: str) -> int:
         """Return how many bytes more they take on a model of a GPU."""
         sizes = [
-            workspaces.size(each) for each in (models.MODELS[model].capability, self.capability)
+            workspaces.size(each)
+            for each in (model_lookup.MODELS[model].capability, self.capability)
         ]
         return self.number * (sizes[0] - sizes[1])
 
@@ -96,10 +97,10 @@ def fits(
         more: The workspaces among them, where there are any.
         evidence: What the plan proves.
     """
-    for model in sorted(models.MODELS, key=memory_of):
+    for model in sorted(model_lookup.MODELS, key=memory_of):
         memory, larger = memory_of(model), more.more_on(model) if more else 0
         found = evidence.verdict(memory, need + larger, least + larger)
-        name = models.MODELS[model].properties["name"]
+        name = model_lookup.MODELS[model].properties["name"]
         yield {
             "model": model,
             "name": name,
@@ -117,7 +118,7 @@ def macs(need: int, least: int, *, evidence: Evidence) -> Iterator[dict[str, Any
         least: The bytes of the process that needs the most.
         evidence: What the plan proves.
     """
-    for size, most in models.MACS.items():
+    for size, most in model_lookup.MACS.items():
         found = evidence.verdict(most, need, least if evidence.is_range else need)
         yield {
             "unified memory": f"{size} GB",

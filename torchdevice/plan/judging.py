@@ -11,7 +11,7 @@ from typing import Any
 from torchdevice.kernel.python import foreign_files
 from torchdevice.kernel.python.byte_sizes import written
 from torchdevice.plan import fitting, rendering
-from torchdevice.simulation import models
+from torchdevice.simulation import model_lookup
 
 _LARGEST = 1 << 20
 """The greatest size of a baseline in bytes."""
@@ -23,9 +23,9 @@ def checked_model(name: str) -> str:
     Raises:
         ValueError: There is no such model.
     """
-    model = models.known_name(name)
-    if model not in models.MODELS:
-        near = difflib.get_close_matches(model, models.MODELS, n=1)
+    model = model_lookup.known_name(name)
+    if model not in model_lookup.MODELS:
+        near = difflib.get_close_matches(model, model_lookup.MODELS, n=1)
         meant = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(
             f"--fits {name!r} is not the name of a GPU.{meant} docs/gpus.md lists them."

@@ -29,7 +29,7 @@ from torchdevice.kernel.python.uncaught_errors import last_place
 from torchdevice.kernel.stand_ins import tensors
 from torchdevice.plan import fitting, other_processes, workspaces
 from torchdevice.report import Report, formatting, source
-from torchdevice.simulation import models
+from torchdevice.simulation import model_lookup
 from torchdevice.simulation.observe.assumed_values import ASSUMED, FEWEST, MOST, SKIPS, STEPS
 from torchdevice.torch_modules.distributed.process_groups import FAKE_RANKS, FakeRanks
 
@@ -106,7 +106,7 @@ class Peaks(Observer):
         refused: The most bytes of a device that would have been in use where memory ran out.
     """
 
-    context: Any = models.CONTEXT
+    context: Any = model_lookup.CONTEXT
     limit = 0
     capabilities: tuple[tuple[int, int], ...] = ()
     progress: Callable[[int, int], None] | None = None

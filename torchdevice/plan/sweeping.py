@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from torchdevice.kernel.python.byte_sizes import written
 from torchdevice.plan import change_words, fitting, rendering
 from torchdevice.plan.rendering import Rows
-from torchdevice.simulation import models
+from torchdevice.simulation import model_lookup
 
 Values = Mapping[str, str]
 """Name -> the value of one plan."""
@@ -261,7 +261,8 @@ def data(sweeps: Sequence[Sweep], plans: Mapping[int, dict[str, Any]]) -> dict[s
         if i in plans
     ]
     largest = {
-        model: _largest(model, found) for model in sorted(models.MODELS, key=fitting.memory_of)
+        model: _largest(model, found)
+        for model in sorted(model_lookup.MODELS, key=fitting.memory_of)
     }
     return {"names": [each.name for each in sweeps], "plans": found, "largest": largest}
 

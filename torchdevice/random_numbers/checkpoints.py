@@ -13,12 +13,12 @@ from torch.utils import checkpoint
 
 from torchdevice.kernel.bindings import replaces
 from torchdevice.kernel.context import Context
-from torchdevice.random_numbers import gpus
+from torchdevice.random_numbers import drawing_gpu
 
 
 @replaces(checkpoint, "_infer_device_type")
 def _infer_device_type(context: Context, original: Any, *args: Any) -> str:
-    return original(*args) if gpus.of_context(context) is None else context.program  # type: ignore[no-any-return]
+    return original(*args) if drawing_gpu.of_context(context) is None else context.program  # type: ignore[no-any-return]
 
 
 @replaces(checkpoint, "get_device_states")
@@ -27,7 +27,7 @@ def _get_device_states(
 ) -> tuple[list[int], list[torch.Tensor]]:
     """Also keep the state where tensors say that they are on the CPU."""
     devices, states = original(*args)
-    if devices or gpus.of_context(context) is None:
+    if devices or drawing_gpu.of_context(context) is None:
         return devices, states
     index = context.thread.device_index
     return [index], [torch.cuda.get_rng_state(index)]

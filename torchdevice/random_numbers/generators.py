@@ -8,7 +8,7 @@ import torch
 
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.context import Context
-from torchdevice.random_numbers import gpus
+from torchdevice.random_numbers import drawing_gpu
 from torchdevice.random_numbers.operators import Drawing
 from torchdevice.random_numbers.philox import Source
 
@@ -55,7 +55,7 @@ class GpuGenerator(torch.Generator):
 
     def drawing(self, context: Context) -> Drawing | None:
         """Return the source that draws in a context; None if it draws no GPU's numbers."""
-        gpu = gpus.of_context(context, self._index)
+        gpu = drawing_gpu.of_context(context, self._index)
         return None if gpu is None else Drawing(gpu, self._take)
 
     def _take(self, increment: int) -> Source:

@@ -19,9 +19,9 @@ from torchdevice.kernel.python import run_folder
 from torchdevice.kernel.python.environment import REPORT
 from torchdevice.kernel.python.uncaught_errors import Hooks, ipython
 from torchdevice.kernel.thread_state import Entry, state, undo
-from torchdevice.scope import options as _options
+from torchdevice.scope import collected_options as _options
 from torchdevice.scope import target_selection
-from torchdevice.scope.options import Options
+from torchdevice.scope.collected_options import Options
 from torchdevice.scope.scope import Joining, Scope, leave, left_too_early
 
 F = TypeVar("F", bound=Callable[..., Any])

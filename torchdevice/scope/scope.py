@@ -37,8 +37,8 @@ from torchdevice.kernel.python.logs import configure_logging
 from torchdevice.kernel.python.uncaught_errors import trim
 from torchdevice.kernel.thread_state import ContextMode, Entry, state, undo
 from torchdevice.scope import features, target_selection
+from torchdevice.scope.collected_options import Options
 from torchdevice.scope.installed import INSTALLATION
-from torchdevice.scope.options import Options
 from torchdevice.torch_modules.apis import dispatch
 
 if TYPE_CHECKING:

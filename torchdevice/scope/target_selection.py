@@ -24,8 +24,8 @@ from torchdevice.kernel.devices.runtime import Runtime, device_of
 from torchdevice.kernel.options import of_device
 from torchdevice.kernel.python import garbage_collection
 from torchdevice.random_numbers.runtimes import with_gpu_numbers
-from torchdevice.scope import options as _options
-from torchdevice.scope.options import Options
+from torchdevice.scope import collected_options as _options
+from torchdevice.scope.collected_options import Options
 
 if TYPE_CHECKING:
     from torchdevice.simulation.profiles import Profile
@@ -123,9 +123,9 @@ def _simulated_target(name: str) -> re.Match[str] | None:
     """Match the name of a simulated device: its profile or model, and the number of devices."""
     if not name.startswith(SIMULATED):
         return None
-    from torchdevice.simulation import models  # only where the target is simulated
+    from torchdevice.simulation import model_lookup  # only where the target is simulated
 
-    return models.TARGET.fullmatch(name)
+    return model_lookup.TARGET.fullmatch(name)
 
 
 def is_simulated(target: object) -> bool:
@@ -135,11 +135,11 @@ def is_simulated(target: object) -> bool:
 
 def simulated_name(profile: object) -> str | None:
     """Return a profile's target where it must be a simulated device; None if it is none."""
-    from torchdevice.simulation import models
+    from torchdevice.simulation import model_lookup
 
     text = str(profile).strip()
     prefix = "" if text.lower().partition(":")[0] == SIMULATED else f"{SIMULATED}:"
-    name = models.named(prefix + text)
+    name = model_lookup.named(prefix + text)
     return name if isinstance(profile, str) and is_simulated(name) else None
 
 
@@ -147,9 +147,9 @@ def names_count(target: str) -> bool:
     """Return whether a target's name has a number of devices, like ``"simulated:cuda:2"``."""
     if not is_simulated(target):
         return False
-    from torchdevice.simulation import models
+    from torchdevice.simulation import model_lookup
 
-    return models.count_of(target) is not None
+    return model_lookup.count_of(target) is not None
 
 
 def simulated_profile(target: str, devices: int | None = None) -> tuple[Profile, int]:
@@ -164,13 +164,13 @@ def simulated_profile(target: str, devices: int | None = None) -> tuple[Profile,
         ValueError: The profile has one device and more are asked for, or more than torch can
             number.
     """
-    from torchdevice.simulation import models, profiles
+    from torchdevice.simulation import model_lookup, profiles
 
     found = _simulated_target(target)
     profile = profiles.find(found[1] or "cuda") if found else None
     if found is None or profile is None:
         raise _unknown(target, target)
-    count = models.count_of(target) or devices or 1
+    count = model_lookup.count_of(target) or devices or 1
     if count > _options.MOST_DEVICES:
         raise ValueError(
             f"target={target!r} cannot have {count} devices: torch numbers {_options.MOST_DEVICES} "
@@ -192,11 +192,11 @@ def target_names() -> tuple[str, ...]:
 
 def known_targets() -> tuple[str, ...]:
     """Return all possible targets' names, available or not: real ones, profiles and models."""
-    from torchdevice.simulation import models, profiles
+    from torchdevice.simulation import model_lookup, profiles
 
     return (
         *target_names(),
-        *(f"{SIMULATED}:{each}" for each in (*profiles.PROFILES, *models.MODELS)),
+        *(f"{SIMULATED}:{each}" for each in (*profiles.PROFILES, *model_lookup.MODELS)),
     )
 
 

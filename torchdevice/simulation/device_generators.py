@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from torchdevice.kernel import thread_state
-from torchdevice.random_numbers import gpus, operators
+from torchdevice.random_numbers import drawing_gpu, operators
 from torchdevice.random_numbers.philox import Source
 from torchdevice.simulation import machine, policy
 from torchdevice.torch_modules.cuda.capture_rules import current_capture, not_while_capturing
@@ -45,7 +45,7 @@ class _State:
     def __init__(self, index: int) -> None:
         context = thread_state.state.context
         self.is_cpus = context is not None and context.options.random == "cpu"
-        self._gpu = gpus.of_context(context, index)
+        self._gpu = drawing_gpu.of_context(context, index)
         self.numbers: torch.Generator = _Plain("cpu")
         self.seed, self.offset = self.numbers.initial_seed(), 0
         self._remembered: dict[bytes, torch.Tensor] = {}

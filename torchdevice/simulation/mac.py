@@ -19,7 +19,7 @@ from torchdevice.kernel.devices.supplied import SuppliedDevice
 from torchdevice.kernel.journal.journal import Journal
 from torchdevice.kernel.options import Options
 from torchdevice.kernel.registered_kernels import overload
-from torchdevice.simulation import backend, device_generators, models, policy
+from torchdevice.simulation import backend, device_generators, model_lookup, policy
 from torchdevice.simulation.profiles import PROFILES
 from torchdevice.simulation.simulated_runtime import SimulatedRuntime
 from torchdevice.simulation.simulated_runtime import runtime as simulated
@@ -37,7 +37,7 @@ class MacRuntime(SuppliedDevice, MpsRuntime):
 
     device_type = policy.DEVICE_TYPE
     shown_as = family = location_tag = kind = "mps"  # type: ignore[assignment]
-    target = models.SIMULATED_MAC[0]  # type: ignore[assignment]
+    target = model_lookup.SIMULATED_MAC[0]  # type: ignore[assignment]
     is_mac = True
     torch_knows_current = False
     compiles = False

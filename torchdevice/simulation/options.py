@@ -32,9 +32,9 @@ def _target(name: str, value: Any) -> Any:
     value = checked_target(name, value)
     if not isinstance(value, str) or PLAIN.fullmatch(value):
         return value
-    from torchdevice.simulation import models  # only for a target that may be one
+    from torchdevice.simulation import model_lookup  # only for a target that may be one
 
-    return models.canonical(value)
+    return model_lookup.canonical(value)
 
 
 def _quoted_size(size: int) -> str:
@@ -88,9 +88,11 @@ class SimulationOptions(Options):
         """Return the options a simulated device implies: identity, and its model's figures."""
         if not isinstance(target, str) or PLAIN.fullmatch(target):
             return {}
-        from torchdevice.simulation import models
+        from torchdevice.simulation import model_lookup
 
-        return models.options_of(models.named(target))  # "t4" implies what "simulated:t4" does
+        return model_lookup.options_of(
+            model_lookup.named(target)
+        )  # "t4" implies what "simulated:t4" does
 
     def contradictions(self, target: Target) -> dict[str, str]:
         found: dict[str, str] = {}

@@ -8,8 +8,8 @@
   that runs on it needs nothing that either of the two lacks.
 
 The table is torchgen/packaged/ATen/native/native_functions.yaml, which every torch wheel carries.
-What a device lacks besides, a profile or a model of the device says (``simulation/gpus.py``). A
-real device's operators without a kernel are those that are not registered with torch, see
+What a device lacks besides, a profile or a model of the device says (``simulation/gpu_models.py``).
+A real device's operators without a kernel are those that are not registered with torch, see
 ``calls/lacking/missing_operators.py``.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from torchdevice.simulation import models
+from torchdevice.simulation import model_lookup
 
 _DELEGATE = re.compile(r"\n  structured_delegate: ([\w.]+)")
 _DISPATCH = re.compile(r"\n    ([A-Z][\w, ]+):")
@@ -266,13 +266,13 @@ def find(name: str) -> Profile | None:
     """
     if name in PROFILES:
         return PROFILES[name]
-    several = models.listed(name)
+    several = model_lookup.listed(name)
     if several is not None:
         # All models of GPUs have the operators and dtypes of this profile.
-        if models.MODELS.keys() >= set(several):
+        if model_lookup.MODELS.keys() >= set(several):
             return dataclasses.replace(PROFILES["cuda"], name=name)
         return None
-    model = models.find(name)
+    model = model_lookup.find(name)
     if model is None:
         return None
     if model.base not in PROFILES:

@@ -24,7 +24,7 @@ from torchdevice.kernel.devices.device_memory import Memory
 from torchdevice.kernel.python import forks
 from torchdevice.kernel.stand_ins import is_written
 from torchdevice.native import building
-from torchdevice.random_numbers import gpus, philox
+from torchdevice.random_numbers import drawing_gpu, philox
 from torchdevice.simulation import device_generators
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT
@@ -246,7 +246,7 @@ def begin(context: Context) -> None:
         for op, facts in _offers.copy().items():
             _serve(op, *facts)
         context.policy.native = module.Context()
-        context.policy.native.draws_as_gpu = gpus.draws_as_gpu(context)
+        context.policy.native.draws_as_gpu = drawing_gpu.draws_as_gpu(context)
         _contexts.add(context)
         module.install()
     elif option == "always":

@@ -33,7 +33,7 @@ from torchdevice.simulation import (
     device_guard,
     inductor,
     machine,
-    models,
+    model_lookup,
     policy,
     torch_functions,
 )
@@ -111,7 +111,7 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
 
     @functools.cached_property  # each entry of a scope reads it
     def target(self) -> str:
-        several = models.listed(self.profile.name) is not None
+        several = model_lookup.listed(self.profile.name) is not None
         return f"{self.device_type}:{self.profile.name}" + ("" if several else f":{self._count}")
 
     def obstacle(self, gm: torch.fx.GraphModule, context: Any) -> str:

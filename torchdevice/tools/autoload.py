@@ -30,7 +30,8 @@ def activate() -> None:
 
 
 def _enable() -> None:
-    from torchdevice.scope import activation, options
+    from torchdevice.scope import activation
+    from torchdevice.scope import collected_options as options
 
     if activation.current() is not None:
         return

@@ -13,7 +13,7 @@ from IPython.core.magic_arguments import MagicArgumentParser
 
 from torchdevice.errors import TorchDeviceError
 from torchdevice.scope import activation, target_selection
-from torchdevice.scope import options as _options
+from torchdevice.scope import collected_options as _options
 from torchdevice.scope.scope import Scope
 from torchdevice.simulation import policy
 

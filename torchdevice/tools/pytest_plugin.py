@@ -20,7 +20,7 @@ import pytest
 from torchdevice.errors import TorchDeviceError
 from torchdevice.kernel.python import printable
 from torchdevice.kernel.python.environment import switched_off, switched_on
-from torchdevice.scope import options as _options
+from torchdevice.scope import collected_options as _options
 from torchdevice.tools.cli.report import add_report_flag, show_report
 
 if TYPE_CHECKING:

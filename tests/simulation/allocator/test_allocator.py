@@ -30,7 +30,7 @@ from torchdevice.simulation.allocator.allocator_settings import DEFAULT, Setting
 from torchdevice.simulation.allocator.allocator_stats import Figures, Statistics
 from torchdevice.simulation.allocator.caching_allocator import Device
 from torchdevice.simulation.allocator.memory_blocks import NOBODY, USED, Block, Pool
-from torchdevice.simulation.allocator.rounding import rounded
+from torchdevice.simulation.allocator.rounding import rounded, segment_size
 
 pytestmark = pytest.mark.one_engine
 
@@ -537,9 +537,9 @@ def test_sizes_are_rounded(text: str, size: int, block: int) -> None:
     ],
 )
 def test_sizes_of_segments(size: int, segment: int) -> None:
-    assert DEFAULT.segment_size(size) == segment
+    assert segment_size(size, DEFAULT) == segment
     larger = DEFAULT._replace(large_segment_size=32 * MIB)
-    assert larger.segment_size(size) == (32 * MIB if segment == 20 * MIB else segment)
+    assert segment_size(size, larger) == (32 * MIB if segment == 20 * MIB else segment)
 
 
 def test_the_size_of_large_segments_can_be_set_where_torch_has_the_setting() -> None:

@@ -16,18 +16,6 @@ from typing import Any, NamedTuple
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.python import allocator_texts
 
-SMALL = 1 << 20
-"""``kSmallSize``: blocks of at most so many bytes come from the small pools."""
-
-SMALL_SEGMENT = 2 << 20
-"""``kSmallBuffer``: the segments of the small pools, in bytes."""
-
-_OWN_SEGMENT = 10 << 20
-"""``kMinLargeAlloc``: requests of so many bytes get a segment of their own size."""
-
-_LARGE_UNIT = 2 << 20
-"""``kRoundLarge``: such segments are a multiple of it, in bytes."""
-
 _INTERVALS = 16
 """The settings of ``roundup_power2_divisions``: for sizes from 1 MiB, from 2 MiB, and so on up to
 32 GiB.
@@ -57,14 +45,6 @@ class Settings(NamedTuple):
     divisions: tuple[int, ...] = (0,) * _INTERVALS
     memory_fraction: float = 1.0
 
-    def segment_size(self, size: int) -> int:
-        """Return the size of a new segment for a block of ``size`` bytes."""
-        if size <= SMALL:
-            return SMALL_SEGMENT
-        if size < _OWN_SEGMENT:
-            return self.large_segment_size
-        return -(-size // _LARGE_UNIT) * _LARGE_UNIT  # rounded up, as above
-
     def shown(self) -> dict[str, Any]:
         """Return the settings under the keys of ``torch.cuda.memory._snapshot``."""
         return {
@@ -75,10 +55,6 @@ class Settings(NamedTuple):
                 str(1 << at): each for at, each in enumerate(self.divisions)
             },
         }
-
-    def unit(self, *, is_small: bool) -> int:
-        """Return the bytes that an expandable segment maps at once."""
-        return SMALL_SEGMENT if is_small else self.large_segment_size
 
 
 DEFAULT = Settings()

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from torchdevice.simulation.allocator.allocator_settings import DEFAULT, SMALL, Settings
+from torchdevice.simulation.allocator.allocator_settings import DEFAULT, Settings
 from torchdevice.simulation.allocator.allocator_stats import Limits, Statistics, out_of_memory_text
 from torchdevice.simulation.allocator.memory_blocks import (
     FREE,
@@ -33,7 +33,13 @@ from torchdevice.simulation.allocator.memory_blocks import (
     joined,
 )
 from torchdevice.simulation.allocator.pool_choice import Pools
-from torchdevice.simulation.allocator.rounding import MINIMUM, rounded
+from torchdevice.simulation.allocator.rounding import (
+    MINIMUM,
+    SMALL,
+    mapped_unit,
+    rounded,
+    segment_size,
+)
 from torchdevice.simulation.allocator.segments import Segments, Tell, best_expandable, expand, unmap
 from torchdevice.torch_modules.cuda import capture_rules
 
@@ -173,7 +179,7 @@ class Blocks:
         # The limit is not asked: the tensor exists already.
         found = self._find(pool, size)
         if found is None:
-            found = self.segments.obtain(pool, self.settings.segment_size(size), None)
+            found = self.segments.obtain(pool, segment_size(size, self.settings), None)
         assert found is not None
         found = self.give(found, size, late.requested)
         late.replace(found)
@@ -301,7 +307,7 @@ class Blocks:
 
     def _obtain(self, pool: Pool, size: int) -> Block:
         """Return a block of a new segment, for which the cache is emptied if that is necessary."""
-        limits, wanted = self.limits(), self.settings.segment_size(size)
+        limits, wanted = self.limits(), segment_size(size, self.settings)
         found = self._new(pool, size, wanted, limits)
         # In CUDA's order: oversize blocks, then the whole cache.
         if found is None and release_oversize(self.segments, pool, size, self._oversized):
@@ -328,7 +334,7 @@ class Blocks:
         if limits.allowed is not None and self.statistics.whole.reserved + wanted > limits.allowed:
             return None
         if self.settings.expandable_segments:
-            unit = self.settings.unit(is_small=pool.is_small)
+            unit = mapped_unit(self.settings, is_small=pool.is_small)
             return expand(self.segments, self._expanding(pool), size, unit, limits.room)
         return self.segments.obtain(pool, wanted, limits.room)
 
@@ -433,7 +439,7 @@ def release_all(segments: Segments, pools: Iterable[Pool], settings: Settings) -
         for key in list(pool.keys):  # a copy, since releasing takes keys out
             block = pool.blocks[key]
             if pool.expands:
-                unmap(segments, block, settings.unit(is_small=pool.is_small))
+                unmap(segments, block, mapped_unit(settings, is_small=pool.is_small))
             # A part of a segment cannot be returned alone.
             elif not block.is_split:
                 segments.release(block)

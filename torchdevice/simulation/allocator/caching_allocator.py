@@ -28,7 +28,7 @@ from torchdevice.simulation.allocator.allocator_settings import Settings
 from torchdevice.simulation.allocator.allocator_stats import EXBIBYTE, OF_EXBIBYTES
 from torchdevice.simulation.allocator.block_allocation import Blocks, ErrorOf, LimitsOf, release_all
 from torchdevice.simulation.allocator.memory_blocks import Block, Owner
-from torchdevice.simulation.allocator.rounding import rounded
+from torchdevice.simulation.allocator.rounding import rounded, segment_size
 
 
 def _tell(
@@ -341,7 +341,7 @@ class Device:
         # CUDA refuses such a request before it computes a size, with another text.
         if requested >= EXBIBYTE:
             return OF_EXBIBYTES
-        wanted = blocks.settings.segment_size(rounded(requested, blocks.settings))
+        wanted = segment_size(rounded(requested, blocks.settings), blocks.settings)
         return blocks.out_of_memory(wanted, blocks.limits()._replace(total=total))
 
 

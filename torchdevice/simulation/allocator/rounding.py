@@ -1,8 +1,20 @@
-"""How CUDA's allocator rounds the size of a block; ``Settings.segment_size`` rounds a segment's."""
+"""How CUDA's allocator rounds sizes: of a block, of a segment, of what a segment grows by."""
 
 from __future__ import annotations
 
-from torchdevice.simulation.allocator.allocator_settings import SMALL, Settings
+from torchdevice.simulation.allocator.allocator_settings import Settings
+
+SMALL = 1 << 20
+"""``kSmallSize``: blocks of at most so many bytes come from the small pools."""
+
+SMALL_SEGMENT = 2 << 20
+"""``kSmallBuffer``: the segments of the small pools, in bytes."""
+
+_OWN_SEGMENT = 10 << 20
+"""``kMinLargeAlloc``: requests of so many bytes get a segment of their own size."""
+
+_LARGE_UNIT = 2 << 20
+"""``kRoundLarge``: such segments are a multiple of it, in bytes."""
 
 MINIMUM = 512
 """``kMinBlockSize``: sizes are rounded up to a multiple of it, in bytes."""
@@ -24,3 +36,17 @@ def rounded(size: int, settings: Settings) -> int:
     step = power // divisions or power
     # Ceiling division: `-(-a // b)`.
     return -(-size // step) * step
+
+
+def segment_size(size: int, settings: Settings) -> int:
+    """Return the size of a new segment for a block of ``size`` bytes."""
+    if size <= SMALL:
+        return SMALL_SEGMENT
+    if size < _OWN_SEGMENT:
+        return settings.large_segment_size
+    return -(-size // _LARGE_UNIT) * _LARGE_UNIT  # rounded up, as above
+
+
+def mapped_unit(settings: Settings, *, is_small: bool) -> int:
+    """Return the bytes that an expandable segment maps at once."""
+    return SMALL_SEGMENT if is_small else settings.large_segment_size

@@ -28,9 +28,9 @@ from torchdevice.kernel.python.run_folder import VARIABLE as RUN_FOLDER
 from torchdevice.kernel.python.uncaught_errors import FRAMES
 from torchdevice.native import building
 from torchdevice.scope import activation, target_selection
-from torchdevice.scope import options as _options
+from torchdevice.scope import collected_options as _options
 from torchdevice.scope.target_selection import SIMULATED, known_targets
-from torchdevice.simulation.models import MODELS
+from torchdevice.simulation.model_lookup import MODELS
 
 
 class Finding(NamedTuple):

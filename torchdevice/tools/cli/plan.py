@@ -331,9 +331,9 @@ def _named_devices(options: argparse.Namespace) -> int:
     """Return how many GPUs the command asks for; 0 if it does not say."""
     if options.devices is not None or options.target is None:
         return options.devices or 0
-    from torchdevice.simulation import models  # only a launcher counts GPUs
+    from torchdevice.simulation import model_lookup  # only a launcher counts GPUs
 
-    return models.count_of(options.target) or 0
+    return model_lookup.count_of(options.target) or 0
 
 
 def _choose_device(options: argparse.Namespace) -> None:

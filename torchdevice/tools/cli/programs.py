@@ -141,7 +141,7 @@ def launched(options: argparse.Namespace) -> list[str]:
     """
     # The program sees a device for each rank, where nothing says how many it sees.
     if options.devices is None and variable_of("devices") not in os.environ:
-        from torchdevice.simulation.models import count_of  # only ranks need it
+        from torchdevice.simulation.model_lookup import count_of  # only ranks need it
 
         if count_of(options.target or os.environ.get(variable_of("target"), "")) is None:
             options.devices = options.ranks

@@ -34,7 +34,7 @@ from torchdevice.kernel.python import garbage_collection, run_folder
 from torchdevice.kernel.python.environment import SWITCH, switched_off
 from torchdevice.kernel.python.logs import configure_logging
 from torchdevice.kernel.python.uncaught_errors import show_notes, trim, without_ours
-from torchdevice.scope import options as _options
+from torchdevice.scope import collected_options as _options
 from torchdevice.tools.cli import programs, rank_summary
 from torchdevice.tools.cli.parsing import CommandParser, CommandTexts, add_command, refusals
 from torchdevice.tools.cli.programs import Program

@@ -33,7 +33,7 @@ from torchdevice.kernel.devices.runtime import MEMORY_FRACTION
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.python import allocator_texts
 from torchdevice.kernel.stand_ins import refuse_to_pickle
-from torchdevice.torch_modules.cuda.constants import POOL
+from torchdevice.torch_modules.cuda.unsupported_names import POOL
 
 POOLS = ("all", "large_pool", "small_pool")
 

@@ -9,9 +9,9 @@ option that the call, a variable or a configuration gives comes first, and memor
 is the program's alone. Every simulated device but a Mac also implies ``identity="program"``, so
 that ``x.is_cuda`` is True.
 
-``gpus.py`` has the figures of :data:`MODELS`. Threads and shared memory are those of the compute
-capability. A field that no source gives has the default of ``DeviceProperties``, which is 0 for a
-size.
+``gpu_models.py`` has the figures of :data:`MODELS`. Threads and shared memory are those of the
+compute capability. A field that no source gives has the default of ``DeviceProperties``, which is 0
+for a size.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from torchdevice.kernel.options import PerDevice
 from torchdevice.kernel.python import data_files, foreign_files
-from torchdevice.simulation.gpus import GPUS, MAC_SIZES, OF_CAPABILITY, Gpu
+from torchdevice.simulation.gpu_models import GPUS, MAC_SIZES, OF_CAPABILITY, Gpu
 
 SIMULATED = "simulated"
 
