@@ -16,7 +16,7 @@ import pytest
 import torchdevice
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.bindings import Late, LateModules
-from torchdevice.kernel.patching import Patch, Replaced
+from torchdevice.kernel.patching import Callback, Patch, Replaced
 
 pytestmark = pytest.mark.one_engine
 
@@ -118,16 +118,29 @@ def test_a_refused_module_is_found_and_not_imported() -> None:
     assert importlib.import_module(NAME).number == 1
 
 
-def test_one_error_keeps_no_other_module_from_its_removal() -> None:
-    class Failing(Late):
-        def remove(self) -> None:
-            raise RuntimeError("half-way")
+def _fail() -> None:
+    raise RuntimeError("half-way")
 
+
+class _Failing(Late):
+    is_plain = False
+
+    def remove(self) -> None:
+        _fail()
+
+
+FAILING = [
+    Late("torch", lambda _: [Callback(int, _fail)]),
+    _Failing("torch", lambda _: [Callback(int, int)]),
+]
+
+
+@pytest.mark.parametrize("failing", FAILING, ids=["a patch", "all patches"])
+def test_one_error_keeps_no_other_module_from_its_removal(failing: Late) -> None:
     module = importlib.import_module(NAME)
-    late = LateModules(
-        [Late(NAME, patches), Failing("torch", lambda _: [Replaced(module, "loader", type)])]
-    )
+    late = LateModules([Late(NAME, patches), failing])
     late.install()
+    assert module.number == 2
     with pytest.raises(RuntimeError, match="half-way"):
         late.remove()
     assert module.number == 1

@@ -22,6 +22,7 @@ import pytest
 import torch
 from conftest import OUT_OF_TREE, failing_half_way
 from counted_frames import frames_of
+from places import ROOT
 from processes import run_python
 from torch.overrides import TorchFunctionMode
 
@@ -731,6 +732,31 @@ def test_calls_with_a_device_take_few_frames_of_python(engine: Any, most: int) -
         for call in (lambda: x.to("cuda"), lambda: torch.zeros(4, device="cuda")):
             call()
             assert len(frames_of(call)) <= most
+
+
+ENTRY = """
+import torch, torchdevice
+from counted_frames import frames_of
+
+def enter_and_leave():
+    with scope:
+        pass
+
+for engine, target in (("mode", "cpu"), ("wrap", "cpu"), ("mode", "simulated:cuda"), ("wrap", "simulated:cuda")):
+    scope = torchdevice.portable(target, engine=engine)
+    enter_and_leave()  # builds the patches
+    enter_and_leave()
+    print(len(frames_of(enter_and_leave)))
+"""
+
+
+@pytest.mark.one_engine
+def test_entering_and_leaving_takes_few_frames_of_python() -> None:
+    # In a process of its own: a module that other tests have imported is patched too.
+    ran = run_python("-c", ENTRY, PYTHONPATH=str(ROOT / "tests" / "support"))
+    mode, wrap, simulated_mode, simulated_wrap = map(int, ran.stdout.split())
+    assert max(mode, wrap) <= 170
+    assert max(simulated_mode, simulated_wrap) <= 200
 
 
 class TestUndo:

@@ -49,7 +49,10 @@ class Late:
 
     Attributes:
         patches: The patches, from the first installation on.
+        is_plain: Whether to install is to install the patches, so that others' may be among them.
     """
+
+    is_plain = True
 
     def __init__(
         self,
@@ -64,15 +67,19 @@ class Late:
         self.error = error
         self.patches: list[Patch] = []
 
-    def install(self) -> None:
-        """Put the patches in. The module has been imported."""
+    def build(self) -> list[Patch]:
+        """Return the patches, which are made once. The module has been imported."""
         if self.makers and not self.patches:
             torch_internals.check("later", self.name)
             # Made once: the module stays the same object for the process.
             self.patches = patching.together(
                 [patch for make in self.makers for patch in make(sys.modules[self.name])]
             )
-        for patch in self.patches:
+        return self.patches
+
+    def install(self) -> None:
+        """Put the patches in. The module has been imported."""
+        for patch in self.build():
             patch.install()
 
     def remove(self) -> None:
@@ -90,22 +97,43 @@ class LateModules:
 
     def __init__(self, modules: Iterable[Late]):
         self.modules = {each.name: each for each in modules}
+        self._imported: list[Late] = []
+        # Those of all plain modules among the imported ones: each entry would take six frames of
+        # Python for each module.
+        self._patches: list[Patch] = []
 
     def install(self) -> None:
         # At the front, before the finders that would load a module unseen.
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        imported = []
         for name, late in self.modules.items():
             # None keeps Python from importing a module. One being imported lacks its functions.
             module = sys.modules.get(name)
             if module is not None and not getattr(module.__spec__, "_initializing", False):
+                imported.append(late)
+        if imported != self._imported:
+            plain = [late for late in imported if late.is_plain]
+            self._patches = patching.together([patch for late in plain for patch in late.build()])
+            self._imported = imported
+        for patch in self._patches:
+            patch.install()
+        for late in imported:
+            if not late.is_plain:
                 late.install()
 
     def remove(self) -> None:
         finders: list[Any] = sys.meta_path
         # On one line: somebody may come between two.
         finders.remove(self) if self in finders else None
-        patching.do_all([late.remove for late in reversed(self.modules.values()) if late.patches])
+        steps = []
+        for late in reversed(self.modules.values()):
+            # Those that were imported since the scope began have put their patches in themselves.
+            if late.patches and not (late.is_plain and late in self._imported):
+                steps.append(late.remove)
+        for patch in reversed(self._patches):
+            steps.append(patch.remove)
+        patching.do_all(steps)
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         late = self.modules.get(name)

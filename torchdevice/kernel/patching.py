@@ -521,8 +521,15 @@ class Together:
 
 def together(patches: Sequence[Patch]) -> list[Patch]:
     """Return patches with all replaced attributes joined in their order and put first."""
-    replaced = [each for each in patches if isinstance(each, (Replaced, ReplacedInImporters))]
-    others = [each for each in patches if not isinstance(each, (Replaced, ReplacedInImporters))]
+    replaced: list[Replaced | ReplacedInImporters] = []
+    others: list[Patch] = []
+    for patch in patches:
+        if isinstance(patch, (Replaced, ReplacedInImporters)):
+            replaced.append(patch)
+        elif isinstance(patch, Together):
+            replaced.extend(patch.patches)
+        else:
+            others.append(patch)
     # First, for a patch of modules that import by value looks at what is replaced already.
     return [Together(replaced), *others] if replaced else others
 

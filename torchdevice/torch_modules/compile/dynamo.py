@@ -91,6 +91,8 @@ def stand_in(runtime: Runtime) -> type:
 class _DynamoPatches(Late):
     """The patches of Dynamo, installed once it is imported, and interfaces of active scopes."""
 
+    is_plain = False
+
     def __init__(self) -> None:
         super().__init__("torch._dynamo", lambda _: self._make())
         self._in_place = False
