@@ -81,7 +81,8 @@ with torchdevice.portable(target="cpu"):
 
 ## Who gets a stand-in
 
-- An installed package always wins.
+- An installed package wins, and its kernels need a GPU. With `packages="instead"` (`--packages instead`) the stand-in
+  takes its place, unless the program imported it before the scope.
 - **A program gets it**, by `import` and by `find_spec`. So does its remote code, which transformers checks and imports.
 - **A library that can do without the package does without it**: one that asks `find_spec` or `importlib.metadata`, or
   imports the package in a `try` statement whose handler goes on. It keeps its own kernels.

@@ -146,9 +146,9 @@ def test_one_error_keeps_no_other_module_from_its_removal(failing: Late) -> None
     assert module.number == 1
 
 
-def test_a_scope_has_one_finder_before_all_others_and_one_behind_them() -> None:
+def test_a_scope_has_two_finders_before_all_others_and_one_behind_them() -> None:
     before = list(sys.meta_path)
     for engine in ("mode", "wrap"):
         with torchdevice.simulate(engine=engine), torchdevice.portable("cpu"):
-            assert sys.meta_path[1:-1] == before
+            assert sys.meta_path[2:-1] == before
         assert sys.meta_path == before

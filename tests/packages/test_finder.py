@@ -120,6 +120,39 @@ class TestInstalled:
                 import flash_attn.bert_padding
         assert sys.modules.pop("flash_attn") is flash_attn
 
+    def test_unless_the_program_wants_ours_instead(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Any
+    ) -> None:
+        (tmp_path / "flash_attn").mkdir()
+        (tmp_path / "flash_attn/__init__.py").write_text("theirs = True")
+        (tmp_path / "flash_attn/own.py").write_text("")
+        (tmp_path / "flash_attn-1.0.dist-info").mkdir()
+        (tmp_path / "flash_attn-1.0.dist-info/METADATA").write_text(
+            "Metadata-Version: 2.1\nName: flash-attn\nVersion: 1.0\n"
+        )
+        monkeypatch.syspath_prepend(str(tmp_path))
+        before = list(sys.meta_path)
+        with torchdevice.portable(target="cpu", packages="instead"):
+            # A library that can do without it would import theirs.
+            trying = library("try:\n    import flash_attn as found\nexcept ImportError:\n    pass")
+            import flash_attn
+            from flash_attn import flash_attn_func
+
+            assert trying.found is flash_attn and callable(flash_attn_func)
+            assert importlib.metadata.version("flash-attn") == flash_attn.__version__ != "1.0"
+            with pytest.raises(ModuleNotFoundError):
+                import flash_attn.own
+        assert sys.meta_path == before
+        import flash_attn
+
+        assert flash_attn.theirs and importlib.metadata.version("flash-attn") == "1.0"
+        with torchdevice.portable(target="cpu", packages="instead"):
+            import flash_attn.own  # of the package that the program has imported before
+
+            assert flash_attn.theirs
+        for name in ("flash_attn", "flash_attn.own"):
+            del sys.modules[name]
+
     def test_by_a_finder_that_comes_later(self) -> None:
         class Later:
             def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -262,6 +295,22 @@ def test_run_gives_it_to_programs(tmp_path: Path) -> None:
     assert "This module is torchdevice's stand-in" in lacking.stderr
     absent = run_program(tmp_path, text, options=["--target", "cpu", "--packages", "absent"])
     assert "ModuleNotFoundError: No module named 'flash_attn'" in absent.stderr
+
+
+def test_an_error_of_an_installed_package_shows_the_option(tmp_path: Path) -> None:
+    (tmp_path / "xformers").mkdir()
+    (tmp_path / "xformers/__init__.py").write_text("")
+    (tmp_path / "xformers/ops.py").write_text(
+        "def unbind(x, dim):\n    raise NotImplementedError('no kernel')"
+    )
+    text = "import torch, xformers.ops\nprint(len(xformers.ops.unbind(torch.ones(2, device='cuda'), 0)))"
+    failed = run_program(tmp_path, text, options=["--target", "cpu"])
+    assert failed.returncode == 1 and failed.stderr.rstrip().endswith(
+        "NotImplementedError: no kernel\nxformers is installed, and its kernels need an NVIDIA GPU. "
+        "With packages='instead' (--packages instead) torchdevice's stand-in takes its place."
+    )
+    instead = run_program(tmp_path, text, options=["--target", "cpu", "--packages", "instead"])
+    assert instead.stdout == "2\n"
 
 
 def test_nothing_imports_the_folder_but_what_registers_it() -> None:

@@ -286,8 +286,9 @@ class Options:
             build' compiles: auto if they are built, never, or always, which is an error if they are
             not built.
         packages: What a program finds that imports a package which exists only for CUDA, such as
-            flash_attn, and is not installed: stand-in for the same functions on torch's own
-            operators, or absent for Python's ModuleNotFoundError.
+            flash_attn: stand-in for the same functions on torch's own operators where the package
+            is not installed, instead for these also where it is, since its kernels need a GPU, or
+            absent for Python's ModuleNotFoundError.
         implied: The names of the options whose values the call did not give: those of variables and
             of files.
     """
@@ -321,7 +322,9 @@ class Options:
     native: Literal["auto", "never", "always"] = choice(
         "auto", "auto", "never", "always", group=DEVICES
     )
-    packages: Literal["stand-in", "absent"] = choice("stand-in", "stand-in", "absent")
+    packages: Literal["stand-in", "instead", "absent"] = choice(
+        "stand-in", "stand-in", "instead", "absent"
+    )
     implied: frozenset[str] = dataclasses.field(default=frozenset(), compare=False, kw_only=True)
 
     if TYPE_CHECKING:  # the options of features

@@ -1,8 +1,8 @@
-"""The finder that gives programs in a scope the stand-ins, behind all other finders.
+"""The finders that give programs in a scope the stand-ins, behind and before all other finders.
 
-An installed package always wins. The modules that were imported end with the last scope of the
-process, and
-``sys.modules`` is then as it was. What a program has taken from them goes on working.
+An installed package wins, unless the program wants the stand-in instead. The modules that were
+imported end with the last scope of the process, and ``sys.modules`` is then as it was. What a
+program has taken from them goes on working.
 """
 
 from __future__ import annotations
@@ -91,20 +91,48 @@ class _Distribution(importlib.metadata.Distribution):
 def _context() -> Context | None:
     """Return this thread's context if its program gets stand-ins: on targets other than CUDA."""
     context = state.for_cuda
-    return context if context is not None and context.options.packages == "stand-in" else None
+    return context if context is not None and context.options.packages != "absent" else None
+
+
+class FirstFinder:
+    """The finder before all others: it gives stand-ins in place of installed packages.
+
+    Whoever asks gets them, because a library that finds the package without them would import the
+    installed one.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of a module that is stood in for, where the program wants that."""
+        return FINDER.spec_of(name) if self._is_wanted() else None
+
+    def find_distributions(self, context: Any = None) -> Iterable[importlib.metadata.Distribution]:
+        """Return the metadata of the packages that are stood in for, where the program wants it."""
+        if not self._is_wanted():
+            return ()
+        return FINDER.distributions(getattr(context, "name", None))
+
+    def _is_wanted(self) -> bool:
+        context = _context()
+        return context is not None and context.options.packages == "instead"
+
+
+FIRST = FirstFinder()
 
 
 class StandInFinder:
-    """The finder, which is also the patch that puts it in place."""
+    """The finder behind all others, which is also the patch that puts both in place."""
 
     def install(self) -> None:
         finders: list[Any] = sys.meta_path
+        if FIRST not in finders:
+            finders.insert(0, FIRST)
         if self not in finders:
             finders.append(self)
 
     def remove(self) -> None:
         finders: list[Any] = sys.meta_path
-        # On one line: somebody may come between two.
+        # On one line each: somebody may come between two.
+        finders.remove(FIRST) if FIRST in finders else None
         finders.remove(self) if self in finders else None
         # By their names: a look at all modules would take as long as the rest of leaving.
         for name in list(LOADER.made):
@@ -117,17 +145,26 @@ class StandInFinder:
         package = registry.package_of(name)
         if (
             package is None
-            or not registry.PACKAGES[package].needed
             or _context() is None
             or self._is_found_behind(name, path, target)
+            or (name == package and not self._gets_it())
         ):
             return None
-        if name != package:
-            if not _is_ours(sys.modules.get(package)):
-                return None
-        elif not _demanding.is_on and (
-            (who := askers.asker()) is None or not askers.gets_stand_in(who)
-        ):
+        return self.spec_of(name)
+
+    def _gets_it(self) -> bool:
+        """Return whether the one who asks for a package gets its stand-in."""
+        if _demanding.is_on:
+            return True
+        who = askers.asker()
+        return who is not None and askers.gets_stand_in(who)
+
+    def spec_of(self, name: str) -> Any:
+        """Return the spec of a stand-in's module; None for a module that no stand-in has."""
+        package = registry.package_of(name)
+        if package is None or not registry.PACKAGES[package].needed:
+            return None
+        if name != package and not _is_ours(sys.modules.get(package)):
             return None
         if registry.names_of(name) is None:
             return None
@@ -142,9 +179,10 @@ class StandInFinder:
         """Return the metadata of the packages that are stood in for, to those who get them."""
         if _context() is None or (who := askers.asker()) is None or not askers.gets_stand_in(who):
             return ()
-        return self._distributions(getattr(context, "name", None))
+        return self.distributions(getattr(context, "name", None))
 
-    def _distributions(self, name: str | None) -> Iterator[importlib.metadata.Distribution]:
+    def distributions(self, name: str | None) -> Iterator[importlib.metadata.Distribution]:
+        """Yield the metadata of the stand-ins, or of the one with a distribution's name."""
         wanted = None if name is None else name.replace("_", "-").lower()
         for package, known in registry.PACKAGES.items():
             is_whole = known.needed and not known.is_inner

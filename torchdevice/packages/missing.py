@@ -152,6 +152,12 @@ for _name in PACKAGES:
         f"packages='absent'."
     )
     uncaught_errors.note_missing(re.escape(_name) + r"(\..*)?", _note)
+    if _name != "pynvml":  # which needs the driver's library and no kernels
+        _note = (
+            f"{_name} is installed, and its kernels need an NVIDIA GPU. With packages='instead' "
+            "(--packages instead) torchdevice's stand-in takes its place."
+        )
+        uncaught_errors.note_raised(re.escape(_name) + r"(\..*)?", _note)
 
 # `from flash_attn import name` raises Python's own ImportError, which has only the file's name.
 uncaught_errors.note_lacking(

@@ -53,6 +53,9 @@ _MISSING: dict[str, str] = {}
 """Modules that are missing -> a note on the error, registered by :func:`note_missing`."""
 
 
+_RAISED: dict[str, str] = {}
+"""Modules in whose code an error was raised -> a note on it, registered by :func:`note_raised`."""
+
 _LACKING: dict[str, str] = {}
 """Files of modules -> a note on the error that one lacks a name which is imported from it."""
 
@@ -65,6 +68,11 @@ def note_lacking(file: str, note: str) -> None:
 def note_missing(pattern: str, note: str) -> None:
     """Register a note on ModuleNotFoundError for modules that match a regular expression."""
     _MISSING[pattern] = note
+
+
+def note_raised(pattern: str, note: str) -> None:
+    """Register a note on errors raised in the code of modules that match a regular expression."""
+    _RAISED[pattern] = note
 
 
 def trim(error: BaseException | None) -> None:
@@ -112,7 +120,7 @@ def without_ours(error: BaseException) -> TracebackType | None:
 def _add_remedies(error: BaseException, entries: list[TracebackType]) -> None:
     """Add the notes about a module that is missing, or in which the error was raised."""
     names = [str(entry.tb_frame.f_globals.get("__name__")) for entry in entries]
-    remedies = _REMEDIES
+    remedies = {**_REMEDIES, **_RAISED}
     if isinstance(error, ModuleNotFoundError):
         names, remedies = [str(error.name)], {**_REMEDIES, **_MISSING}
     found = [
