@@ -123,6 +123,8 @@ bitsandbytes has kernels of its own for CPUs. It chooses them while it is import
 as it is. Its 4-bit and 8-bit layers and its 8-bit optimizers then compute on the CPU, also for simulated GPUs. The
 library `kernels` takes builds for the target, or for CPUs where the target is simulated. torchao, torchaudio and
 torchvision need no change. deepspeed can be imported, and its compiled operators raise an error that names them.
+vllm 0.33.0 can be imported, finds no GPU, since it asks NVIDIA's library itself, and an error that it raises shows
+what to use.
 
 On simulated GPUs `pynvml` shows the devices of the scope with their memory, also where nvidia-ml-py is installed. What
 would have to be measured raises NVML's "Not Supported". Processes that a program starts under `torchdevice run` find

@@ -313,6 +313,19 @@ def test_an_error_of_an_installed_package_shows_the_option(tmp_path: Path) -> No
     assert instead.stdout == "2\n"
 
 
+def test_an_error_of_an_installed_package_without_a_stand_in_shows_what_to_use(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "vllm.py").write_text(
+        "class LLM:\n    def __init__(self): raise RuntimeError('empty')"
+    )
+    failed = run_program(tmp_path, "import vllm\nvllm.LLM()", options=["--target", "cpu"])
+    assert failed.stderr.rstrip().endswith(
+        "RuntimeError: empty\nvllm computes on an NVIDIA GPU only. Use the generate() of the "
+        "transformers library."
+    )
+
+
 def test_nothing_imports_the_folder_but_what_registers_it() -> None:
     """The folder can be deleted: only ``scope/features.py`` and this file name its modules."""
     package = ROOT / "torchdevice"

@@ -1,7 +1,7 @@
 """CUDA packages without a stand-in: the text and the remedy of the error that one is missing.
 
 The note is added where an error ends a program under ``run``, leaves a scope, or ends a cell. A
-package that is there and fails for want of CUDA raises its own errors.
+package that is there and fails for want of a GPU raises its own errors, which get a note too.
 """
 
 from __future__ import annotations
@@ -129,6 +129,22 @@ MISSING: dict[str, Missing] = {
 """
 
 
+_COMPUTE_NOTHING = (
+    "vllm",
+    "sglang",
+    "lmdeploy",
+    "tensorrt_llm",
+    "transformer_engine",
+    "flashinfer",
+    "sageattention",
+    "flash_mla",
+    "deep_gemm",
+)
+"""Packages of :data:`MISSING` that compute nothing without a GPU where they are installed, and
+raise errors that do not show this.
+"""
+
+
 def note_of(name: str) -> str:
     """Return what an error says where a package of :data:`MISSING` is missing."""
     missing = MISSING[name]
@@ -141,6 +157,9 @@ def note_of(name: str) -> str:
 
 for _name in MISSING:
     uncaught_errors.note_missing(re.escape(_name) + r"(\..*)?", note_of(_name))
+for _name in _COMPUTE_NOTHING:
+    _note = f"{_name} computes on an NVIDIA GPU only. {MISSING[_name].instead}"
+    uncaught_errors.note_raised(re.escape(_name) + r"(\..*)?", _note)
 for _name in PACKAGES:
     if _name == "triton" or PACKAGES[_name].is_inner:
         # uncaught_errors.py shows how to install Triton. The note on a package in MISSING holds
