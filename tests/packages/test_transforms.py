@@ -33,14 +33,12 @@ class Case(NamedTuple):
         shapes: The shapes of its tensors.
         reads: Whether it reads values, such as the lengths of sequences. vmap cannot map it, and a
             compiled program breaks there.
-        writes: Whether it writes a tensor in place, by a function that vmap cannot map.
     """
 
     name: str
     function: Callable[..., Any]
     shapes: tuple[tuple[int, ...], ...]
     reads: bool = False
-    writes: bool = False
 
     def draw(self) -> tuple[torch.Tensor, ...]:
         """Return tensors for the function."""
@@ -74,8 +72,7 @@ def calls(name: str, *shapes: tuple[int, ...], reads: bool = False, **fixed: Any
 def copies(name: str, *shapes: tuple[int, ...], **fixed: Any) -> Case:
     """Return the case of a function that writes its first argument."""
     function = functools.partial(of(name), **fixed)
-    writes = "rotary" in name
-    return Case(name, lambda x, *rest: function(x.clone(), *rest), shapes, writes=writes)
+    return Case(name, lambda x, *rest: function(x.clone(), *rest), shapes)
 
 
 def module(name: str, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> Case:
@@ -92,7 +89,7 @@ def module(name: str, shape: tuple[int, ...], *args: Any, **kwargs: Any) -> Case
 def rotated(name: str) -> Case:
     """Return the case of a module that rotates its input in place."""
     made = of(name)(6)
-    return Case(name, lambda x: made(x.clone()), (QKV,), writes=True)
+    return Case(name, lambda x: made(x.clone()), (QKV,))
 
 
 def bounds(*numbers: int) -> torch.Tensor:
@@ -138,9 +135,7 @@ def attentions() -> Iterator[Case]:
     for kind in ("FlashCrossAttention", "CrossAttention"):
         name = f"flash_attn.modules.mha.{kind}"
         yield Case(name, of(name)(), (Q, (2, 5, 2, 4, 8)))
-    yield module("flash_attn.modules.mha.MHA", (2, 3, 8), 8, 2, rotary_emb_dim=2)._replace(
-        writes=True
-    )
+    yield module("flash_attn.modules.mha.MHA", (2, 3, 8), 8, 2, rotary_emb_dim=2)
     yield calls("flash_attn_interface.flash_attn_combine", (3, *Q), (3, 2, 5, 4))
     name = "xformers.ops.fmha.memory_efficient_attention"
     yield calls(name, Q, Q, Q)
@@ -422,7 +417,7 @@ def test_a_second_call_and_torch_func(case: Case) -> None:
     torch.testing.assert_close(gradients(case, given), expected)
     by_func = torch.func.grad(case.total, tuple(range(len(given))))(*given)
     torch.testing.assert_close(by_func, expected)
-    if not case.reads and not case.writes:
+    if not case.reads:
         two = [torch.stack([each.detach(), 0.9 * each.detach()]) for each in given]
         alone = zip(*(case.results(*(each[n] for each in two)) for n in (0, 1)), strict=True)
         torch.testing.assert_close(
@@ -456,3 +451,12 @@ def test_autocast(case: Case) -> None:
     for one, expected in zip(found, gradients(case, given), strict=True):
         assert one.dtype is torch.float32
         assert (one - expected).norm() <= 0.05 * max(expected.norm(), least) + 1e-5
+
+
+def test_a_tensor_that_is_not_mapped_is_not_rotated_in_place() -> None:
+    x, tables = drawn(2, 3, 2, 8), drawn(2, 3, 4)
+    with torchdevice.portable(target="cpu"):
+        rotate = of("flash_attn.layers.rotary.apply_rotary_emb")
+        with pytest.raises(RuntimeError, match="Map it too, or rotate it with inplace=False"):
+            torch.vmap(lambda cos: rotate(x, cos, cos, inplace=True))(tables)
+        assert torch.vmap(lambda cos: rotate(x, cos, cos))(tables).shape == (2, *x.shape)

@@ -91,6 +91,35 @@ class _InPlace(torch.autograd.Function):
             part.copy_(rotated(part, cos, -sin, ctx.interleaved))
         return found, None, None, *(None for _ in tables)
 
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[Any, ...],
+        x: torch.Tensor,
+        places: tuple[int | slice, ...],
+        interleaved: bool,
+        *tables: torch.Tensor,
+    ) -> Any:
+        """Rotate one element of the mapped dimension after the other.
+
+        Raises:
+            RuntimeError: Only the tables are mapped, so there is no place for all results.
+        """
+        mapped, of_tables = in_dims[0], in_dims[3:]
+        if mapped is None:
+            raise RuntimeError(
+                "vmap: a tensor that is not mapped cannot be rotated in place by tables that are. "
+                "Map it too, or rotate it with inplace=False."
+            )
+        results = []
+        for index in range(info.batch_size):
+            alone = [
+                table if dim is None else table.select(dim, index)
+                for table, dim in zip(tables, of_tables, strict=True)
+            ]
+            results.append(_InPlace.apply(x.select(mapped, index), places, interleaved, *alone))
+        return torch.stack(results, mapped), mapped
+
 
 _ALL = (slice(None),)
 
