@@ -380,3 +380,10 @@ def test_the_number_of_devices_has_one_name() -> None:
         torchdevice.errors.UnknownTargetError, match="Did you mean 'simulated:cuda:2'"
     ):
         torchdevice.portable("cuda:2").__enter__()
+
+
+@pytest.mark.parametrize("name", record.declarations())
+def test_a_default_is_what_its_check_returns(name: str) -> None:
+    default = getattr(Options, name)
+    checked = record.declarations()[name].check(default)
+    assert checked == default and type(checked) is type(default)

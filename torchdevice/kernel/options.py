@@ -334,7 +334,10 @@ class Options:
     def __post_init__(self) -> None:
         record: Any = type(self)
         for name, declaration in declared_in(record).items():
-            object.__setattr__(self, name, declaration.check(getattr(self, name)))
+            value = getattr(self, name)
+            # A default is what its check returns for it. Most options have their defaults.
+            if value is not getattr(record, name):
+                object.__setattr__(self, name, declaration.check(value))
 
     @functools.cached_property
     def key(self) -> str:
@@ -420,6 +423,7 @@ def declared_in(record: Any) -> dict[str, Declaration]:
 # ---- the names of an option ----------------------------------------------------------------------
 
 
+@functools.cache
 def variable_of(name: str) -> str:
     """Return the environment variable of an option."""
     return f"{SWITCH}_{name.upper()}"
