@@ -278,20 +278,18 @@ bool permute(const Tensor& out, int64_t count, int bits, const Take& take, const
   if (!shuffled) return false;
   random_numbers::to_keys(words, count, bits);
   auto* found = random_numbers::sort_by_key(words, entries.get(), spare.get(), count, bits, make);
-  if (random_numbers::finish_order(found, count)) {
+  if (out.numel() != count) out.resize_({count});
+  const auto finish = [&](auto* places) {
+    if (!random_numbers::finish_order(found, count, places)) return;
     for (int64_t start = 0, end = 1; start < count; start = end++) {
       while (end < count && found[end].key() == found[start].key()) ++end;
-      random_numbers::shuffle(found + start, end - start, shuffled->seed, shuffled->offset, start);
+      random_numbers::shuffle(places + start, end - start, shuffled->seed, shuffled->offset, start);
     }
-  }
-  if (out.numel() != count) out.resize_({count});
-  const auto write_to = [&](auto* places) {
-    for (int64_t i = 0; i < count; ++i) places[i] = found[i].place();
   };
   if (out.scalar_type() == at::kLong) {
-    write_to(out.data_ptr<int64_t>());
+    finish(out.data_ptr<int64_t>());
   } else {
-    write_to(out.data_ptr<int32_t>());
+    finish(out.data_ptr<int32_t>());
   }
   return true;
 }

@@ -44,7 +44,8 @@ struct Counter {
   uint64_t seed, number, thread;  // the thread is the first of several
 };
 
-inline void words_of(Words& out, const Counter& at, int count) {
+template <int USED>
+void words_of(Words& out, const Counter& at, int count) {
   for (int i = 0; i < count; ++i) {
     uint32_t c[4] = {static_cast<uint32_t>(at.number), static_cast<uint32_t>(at.number >> 32),
                      static_cast<uint32_t>(at.thread + i), static_cast<uint32_t>((at.thread + i) >> 32)};
@@ -57,14 +58,15 @@ inline void words_of(Words& out, const Counter& at, int count) {
       c[3] = static_cast<uint32_t>(one);
       for (int half = 0; half < 2; ++half) key[half] += WEYL[half];
     }
-    for (int word = 0; word < 4; ++word) out.of[word][i] = c[word];
+    for (int word = 0; word < USED; ++word) out.of[word][i] = c[word];
   }
 }
 
 // The same with vectors of 64-bit lanes. The upper halves of words are left as they come: a product reads lower halves.
 // Several vectors are computed together, because each round waits for the one before.
 #define WORDS_BY_VECTORS(NAME, TARGET, VECTOR, LANES, TOGETHER, PREFIX, BITS)                                          \
-  __attribute__((target(TARGET))) inline void NAME(Words& out, const Counter& at, int count) {                         \
+  template <int USED>                                                                                                  \
+  __attribute__((target(TARGET))) void NAME(Words& out, const Counter& at, int count) {                                \
     const VECTOR first = PREFIX##_set1_epi64##BITS(FIRST), second = PREFIX##_set1_epi64##BITS(SECOND);                 \
     for (int start = 0; start < count; start += LANES * TOGETHER) {                                                    \
       VECTOR c[4][TOGETHER];                                                                                           \
@@ -88,7 +90,7 @@ inline void words_of(Words& out, const Counter& at, int count) {
         }                                                                                                              \
         for (int half = 0; half < 2; ++half) key[half] += WEYL[half];                                                  \
       }                                                                                                                \
-      for (int word = 0; word < 4; ++word) {                                                                           \
+      for (int word = 0; word < USED; ++word) {                                                                        \
         for (int each = 0; each < TOGETHER; ++each) {                                                                  \
           PREFIX##_store_(&out.of[word][start + each * LANES], c[word][each]);                                         \
         }                                                                                                              \
@@ -111,12 +113,14 @@ WORDS_BY_VECTORS(words_by_avx512, "avx512f", __m512i, 8, 4, _mm512, 512)
 
 using Maker = void (*)(Words&, const Counter&, int);
 
-inline Maker fastest() {
+// Makes the first words of each thread, so many of the four.
+template <int USED>
+Maker fastest() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return words_by_avx512;
-  if (__builtin_cpu_supports("avx2")) return words_by_avx2;
+  if (__builtin_cpu_supports("avx512f")) return words_by_avx512<USED>;
+  if (__builtin_cpu_supports("avx2")) return words_by_avx2<USED>;
 #endif
-  return words_of;
+  return words_of<USED>;
 }
 
 WITHIN float as_float(uint32_t bits) {
@@ -268,10 +272,12 @@ inline void put_normal(const Words& words, const Places<float>& to) {
 
 template <int UNROLL, class T, class Put>
 void fill(T* out, int64_t size, uint64_t seed, uint64_t offset, int64_t threads, const Put& put) {
-  static const Maker make = fastest();
+  static const Maker make_all = fastest<4>(), make_half = fastest<2>();
   Words words;
   uint64_t number = offset / 4;
   for (int64_t start = 0; start < size; start += threads * UNROLL, ++number) {
+    // The other two words are for the second half of the places.
+    const auto make = start + threads * (UNROLL / 2) < size ? make_all : make_half;
     const int64_t used = std::min(threads, size - start);
     for (int64_t thread = 0; thread < used; thread += CHUNK) {
       const int count = static_cast<int>(std::min<int64_t>(CHUNK, used - thread));
@@ -333,7 +339,7 @@ OPTIMIZED inline void to_remainders(uint64_t* block, int64_t size, uint32_t divi
 // Calls a function with the uniform numbers of each thread's first counter, four for adjacent elements.
 template <class Put>
 void adjacent(int64_t size, uint64_t seed, uint64_t offset, const Put& put) {
-  static const Maker make = fastest();
+  static const Maker make = fastest<4>();
   Words words;
   uint32_t together[4 * CHUNK];
   float numbers[4 * CHUNK];
@@ -405,36 +411,42 @@ Entry* sort_by_key(const uint64_t* keys, Entry* entries, Entry* spare, int64_t c
   return sort_by_digits<3>(keys, entries, spare, count, lowest, width, make);
 }
 
-// Sort entries whose upper bits are in order. Return whether some keys are equal.
-template <class Entry>
-bool finish_order(Entry* entries, int64_t count) {
+// Sort entries whose upper bits are in order, and write the places that they came from. Return whether some keys are
+// equal.
+template <class Entry, class T>
+bool finish_order(Entry* entries, int64_t count, T* places) {
   bool has_equal = false;
   uint64_t most = entries[0].key();
+  places[0] = static_cast<T>(entries[0].place());
   for (int64_t i = 1; i < count; ++i) {
     const auto entry = entries[i];
-    has_equal |= entry.key() == most;
-    if (entry.key() >= most) {
+    places[i] = static_cast<T>(entry.place());
+    if (entry.key() > most) {
       most = entry.key();
       continue;
     }
     int64_t to = i;
-    for (; to > 0 && entries[to - 1].key() > entry.key(); --to) entries[to] = entries[to - 1];
+    for (; to > 0 && entries[to - 1].key() > entry.key(); --to) {
+      entries[to] = entries[to - 1];
+      places[to] = places[to - 1];
+    }
     entries[to] = entry;
+    places[to] = static_cast<T>(entry.place());
     has_equal |= to > 0 && entries[to - 1].key() == entry.key();
   }
   return has_equal;
 }
 
-// Shuffle entries with equal keys by the words of a thread.
-template <class Entry>
-void shuffle(Entry* entries, int64_t count, uint64_t seed, uint64_t offset, int64_t thread) {
+// Shuffle the places of equal keys by the words of a thread.
+template <class T>
+void shuffle(T* places, int64_t count, uint64_t seed, uint64_t offset, int64_t thread) {
   if (count < 2) return;
-  static const Maker make = fastest();
+  static const Maker make = fastest<4>();
   Words words;
   for (int64_t step = 0, last = count - 1; last > 0; ++step, --last) {
     if (step % 4 == 0) make(words, {seed, offset / 4 + step / 4, static_cast<uint64_t>(thread)}, 1);
     const auto other = static_cast<uint32_t>(words.of[step % 4][0]) % static_cast<uint32_t>(last + 1);
-    std::swap(entries[last], entries[other]);
+    std::swap(places[last], places[other]);
   }
 }
 
