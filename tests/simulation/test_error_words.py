@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 from torch.testing._internal.common_methods_invocations import op_db
 
 import torchdevice
 
-DTYPES = [*[torch.float16, torch.float64, torch.complex64, torch.int64, torch.uint16], torch.bool]
+DTYPES = [
+    *[torch.float16, torch.float64, torch.complex64, torch.complex32],
+    *[torch.int64, torch.uint16, torch.bool],
+]
 
 FOREIGN = re.compile(r"simulated|PrivateUse|\bCPU", re.IGNORECASE)
 
@@ -78,9 +82,39 @@ def test_foreign_words_are_found() -> None:
 def test_what_has_no_kernel_of_its_own_names_the_programs_device() -> None:
     with torchdevice.simulate():
         x = torch.ones(2, 2, 1, device="cuda", dtype=torch.complex64)
-        with pytest.raises(RuntimeError, match=r"^istft\(torch.cuda.ComplexFloatTensor\[2, 2, 1\]"):
+        with pytest.raises(RuntimeError, match=r"^istft\(CUDAComplexFloatType\[2, 2, 1\]"):
             torch.istft(x, 2, window=torch.ones(3, device="cuda"))
         with pytest.raises(RuntimeError, match="to be on cpu, but it's on cuda:0"):
             torch.tensor_split(x, torch.tensor([1], device="cuda"))
         parts = torch.tensor_split(x, torch.tensor([1]))
         assert [part.shape[0] for part in parts] == [1, 1]
+
+
+CPUS_AND_CUDAS = {"CPUB": "CUDAB", "CPUC": "CUDAC", "torch.": "torch.cuda."}
+"""How the CPU's types in an error begin, and the device's."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.bfloat16, torch.complex128])
+@pytest.mark.parametrize("convolution", [functional.conv3d, functional.conv_transpose2d])
+def test_types_of_tensors_are_spelled_as_torch_does(convolution: Any, dtype: torch.dtype) -> None:
+    """Only some have the name of a legacy class, such as ``torch.cuda.FloatTensor``."""
+    sizes = [1, 1] + [2] * (3 if convolution is functional.conv3d else 2)
+    input = torch.ones(sizes, dtype=torch.complex64)
+    weight = torch.ones(sizes, dtype=dtype)
+    with pytest.raises(RuntimeError) as of_cpu:
+        convolution(input, weight)
+    expected = re.sub(r"CPU[BC]|torch\.", lambda found: CPUS_AND_CUDAS[found[0]], str(of_cpu.value))
+    with torchdevice.simulate(engine="mode"), pytest.raises(RuntimeError) as found:
+        convolution(input.cuda(), weight.cuda())
+    assert str(found.value) == expected
+
+
+def test_kernels_that_refuse_complex32_are_cudas() -> None:
+    with torchdevice.simulate():
+        x = torch.ones(2, 5000, dtype=torch.complex32, device="cuda")
+        with pytest.raises(NotImplementedError, match=r'^"sort" not implemented for .ComplexHalf'):
+            torch.sort(x)
+        with pytest.raises(NotImplementedError, match=r'^"sortKeyValueInplace" not implemented'):
+            torch.sort(x, dim=0)
+        with pytest.raises(NotImplementedError, match=r'^"topk_out_cuda" not implemented for'):
+            torch.topk(x, 1)

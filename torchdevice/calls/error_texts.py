@@ -17,6 +17,7 @@ from torchdevice.calls.rewriters import Rewriter
 from torchdevice.errors import TorchDeviceError
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices import out_of_memory
+from torchdevice.kernel.devices.device_strings import tensor_type
 from torchdevice.kernel.python.uncaught_errors import add_note
 from torchdevice.kernel.stand_ins import tensors
 
@@ -98,7 +99,7 @@ def _renamed(text: str, own: str, programs: str) -> str:
         programs,
         text,
     )
-    text = re.sub(rf"\b{own}(\w+)Type\b", rf"torch.{programs}.\1Tensor", text)
+    text = re.sub(rf"\b{own}(\w+)Type\b", lambda found: tensor_type(found[1], programs), text)
     return re.sub(rf"{own}(?=' backend)", programs.upper(), text)
 
 

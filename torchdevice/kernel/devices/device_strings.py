@@ -81,7 +81,19 @@ LEGACY_DTYPES: dict[str, torch.dtype] = {
 }
 """The dtypes of legacy tensor types such as ``torch.cuda.FloatTensor``, by the type's name."""
 
+_SPELLED_AS_LEGACY = frozenset(("Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short"))
+"""The scalar types that torch's errors spell as legacy types; others have the dispatch key."""
+
 _LEGACY_TYPE = re.compile(rf"torch\.({'|'.join(FAMILIES)})\.(?:sparse\.)?(\w+)")
+
+
+def tensor_type(scalar: str, device_type: str) -> str:
+    """Return a tensor's type in torch's errors: ``torch.cuda.FloatTensor``, ``CUDABoolType``."""
+    if scalar not in _SPELLED_AS_LEGACY:
+        return f"{device_type.upper()}{scalar}Type"
+    return (
+        f"torch.{scalar}Tensor" if device_type == "cpu" else f"torch.{device_type}.{scalar}Tensor"
+    )
 
 
 def legacy_dtype(wanted: Any, families: Collection[str] = FAMILIES) -> torch.dtype | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torchdevice.kernel.devices.device_strings import tensor_type
 from torchdevice.kernel.stand_ins import tensors
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
@@ -23,7 +24,7 @@ _HALVES = (torch.float16, torch.complex32)
 _LOW = (torch.float16, torch.bfloat16)
 
 _COMPLEX = frozenset({torch.complex64, torch.complex128})
-_WITHOUT_TOPK = _COMPLEX.union([torch.bool])
+_WITHOUT_TOPK = _COMPLEX.union([torch.bool, torch.complex32])
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 _SUMMED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -35,12 +36,7 @@ _FLOAT8 = (8, 9)
 
 
 def _type(tensor: torch.Tensor) -> str:
-    """Return a tensor's legacy type as errors spell it, or its key (c10/core/DispatchKey.cpp)."""
-    if dtype_of(tensor) is torch.bfloat16:
-        return "CUDABFloat16Type" if tensor.get_device() >= 0 else "CPUBFloat16Type"
-    return (
-        f"torch.{'cuda.' if tensor.get_device() >= 0 else ''}{scalar_type(dtype_of(tensor))}Tensor"
-    )
+    return tensor_type(scalar_type(dtype_of(tensor)), "cuda" if tensor.get_device() >= 0 else "cpu")
 
 
 def _parameters(input: torch.Tensor, *parameters: Any, **out: Any) -> str:
@@ -324,9 +320,13 @@ def _flash(
     return ""
 
 
-def _too_long(self: torch.Tensor, *args: Any, dim: int = -1, **named: Any) -> Any:
-    dim = next((each for each in args if type(each) is int), dim)
-    if not self.dim() or self.size(dim) <= _INT_MAX:
+def _sorted_size(self: torch.Tensor, args: Any, named: Any) -> int:
+    dim = next((each for each in args if type(each) is int), named.get("dim", -1))
+    return self.size(dim) if self.dim() else 1
+
+
+def _too_long(self: torch.Tensor, *args: Any, **named: Any) -> Any:
+    if _sorted_size(self, args, named) <= _INT_MAX:
         return ""
     return "The dimension being sorted can not have more than INT_MAX elements."
 
@@ -335,6 +335,14 @@ def _sorted(self: torch.Tensor, *args: Any, **named: Any) -> str:
     if dtype_of(self) not in _COMPLEX:
         return ""
     return "Sort currently does not support complex dtypes on CUDA."
+
+
+def _sorted_halves(self: torch.Tensor, *args: Any, **named: Any) -> str:
+    """Refuse complex32 as the kernels do, which are chosen by ``should_use_small_sort``."""
+    if dtype_of(self) is not torch.complex32:
+        return ""
+    kernel = "sortKeyValueInplace" if _sorted_size(self, args, named) <= 4096 else "sort"
+    return f"\"{kernel}\" not implemented for 'ComplexHalf'"
 
 
 def _largest(self: torch.Tensor, *args: Any, **named: Any) -> str:
@@ -413,6 +421,13 @@ RULES = by_operator(
     ),
     Rule("sort", _too_long, "cuda/Sort.cpp: sort_cuda_kernel"),
     Rule("sort", _sorted, "cuda/Sort.cpp: sort_cuda_kernel", only=_COMPLEX),
+    Rule(
+        "sort",
+        _sorted_halves,
+        "cuda/Sort.cu, SortStable.cu",
+        NotImplementedError,
+        only=frozenset({torch.complex32}),
+    ),
     Rule("topk", _largest, "cuda/TensorTopK.cu", NotImplementedError, only=_WITHOUT_TOPK),
 )
 
