@@ -59,6 +59,29 @@ class TestStorages:
 
         assert found("cuda") == found("cpu")
 
+    def test_a_tensor_that_has_the_size_keeps_its_strides(self, devices: torchdevice.Scope) -> None:
+        """A kernel of torch compares sizes before all else, so a transposed matrix stays one."""
+
+        def layout(x: torch.Tensor) -> tuple[Any, ...]:
+            sizes = tuple(x.shape), x.stride(), x.storage_offset(), x.untyped_storage().nbytes()
+            return *sizes, x.tolist()
+
+        def found(device: str) -> list[Any]:
+            x = torch.arange(24.0, device=device)
+            images = x.view(2, 3, 2, 2).to(memory_format=torch.channels_last)
+            given = [x[:6].view(2, 3).t(), x[2:8:2], images, x[:3, None].expand(3, 4)]
+            of_tensors = [layout(each.resize_(each.shape)) for each in given]
+            of_tensors += [layout(each.resize_as_(each.clone())) for each in given]
+            spelled = x[:6].view(2, 3).t().resize_(3, 2, memory_format=torch.contiguous_format)
+            errors = []
+            for size, layouts in (((-1, 3), None), ((6,), torch.preserve_format)):
+                with pytest.raises(RuntimeError) as error:
+                    torch.ones(6, device=device).resize_(size, memory_format=layouts)
+                errors.append(str(error.value))
+            return [*of_tensors, layout(spelled), errors]
+
+        assert found("cuda") == found("cpu")
+
     @pytest.mark.usefixtures("no_collections")
     def test_a_storage_is_resized_in_place(self, devices: torchdevice.Scope) -> None:
         x = torch.arange(1000.0, device="cuda:1")

@@ -152,12 +152,11 @@ def _copy_(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False)
 @special("resize_")
 def _resize_(self: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
     """Resize a tensor, and its storage where that is too small. The storage keeps its contents."""
-    layout: dict[str, Any] = (
-        {} if memory_format in (None, torch.preserve_format) else {"memory_format": memory_format}
-    )
-    return cpu_kernels.take_shape(
-        self, torch.empty(size, dtype=self.dtype, device="meta", **layout)
-    )
+    shape = torch.empty_strided(self.shape, self.stride(), dtype=self.dtype, device="meta")
+    _aten.resize_.default(shape, size, memory_format=memory_format)
+    if memory_format is None and shape.shape == self.shape:
+        return self  # with its strides, as by every kernel of torch
+    return cpu_kernels.take_shape(self, shape)
 
 
 @special("set_.source_Storage_storage_offset")
