@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from torchdevice.kernel.python.uncaught_errors import add_note
-from torchdevice.plan import configurations, four_bits, model_changes, model_words
+from torchdevice.plan import configurations, four_bits, model_changes, model_words, repeated_layers
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -282,13 +282,14 @@ def work(model: Any, batch: int, length: int, *, train: bool, generate: int | No
         for _ in range(STEPS):
             step()
     elif generate:
-        model.generate(
-            tokens,
-            max_new_tokens=generate,
-            min_new_tokens=generate,
-            do_sample=False,
-            pad_token_id=0,
-        )
+        with repeated_layers.repeated(model, generate):
+            model.generate(
+                tokens,
+                max_new_tokens=generate,
+                min_new_tokens=generate,
+                do_sample=False,
+                pad_token_id=0,
+            )
     else:
         of_decoder = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
         with torch.no_grad():

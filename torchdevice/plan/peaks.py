@@ -98,20 +98,24 @@ class Peaks(Observer):
         context: The bytes that CUDA's context takes of a GPU.
         limit: The bytes of memory that a device has; of several models the least.
         capabilities: The compute capability of each device.
-        progress: What is told now and then how many blocks came and went, and the most bytes in
-            use.
+        progress: What is told now and then how many blocks came and went, the most bytes in use,
+            and what is done.
+        doing: Returns what is done, for the progress; empty for the program.
         traffic: What a rank of several sends to the others.
         ran_out: Line of the program -> how often memory ran out there.
         gave_up: Whether the program has asked for no memory since it ran out.
         refused: The most bytes of a device that would have been in use where memory ran out.
+        placed: The lines that ask for memory, as :func:`sites_here`, while others do it for them.
     """
 
     context: Any = model_lookup.CONTEXT
     limit = 0
     capabilities: tuple[tuple[int, int], ...] = ()
-    progress: Callable[[int, int], None] | None = None
+    progress: Callable[[int, int, str], None] | None = None
+    doing: Callable[[], str] = str
 
     traffic: Traffic | None = None
+    placed: tuple[Site, ...] | None = None
     _followed: Any = None
 
     def __init__(self) -> None:
@@ -210,12 +214,11 @@ class Peaks(Observer):
         peak._now += block.size
         self.gave_up = False
         if self.progress is not None and held.born % _BETWEEN == 0:
-            self.progress(held.born, max(each.allocated for each in self.devices.values()))
+            most = max(each.allocated for each in self.devices.values())
+            self.progress(held.born, most, self.doing())
         if peak._now > peak.allocated:
-            caller = caller_frame()
-            program = program_frame(caller)[0] or caller
             peak.allocated, peak._born = peak._now, held.born
-            peak.sites = tuple(map(site_of, dict.fromkeys((program, caller))))
+            peak.sites = self.placed or sites_here()
             peak._freed.clear()
 
     def freed(self, address: int) -> None:
@@ -236,8 +239,7 @@ class Peaks(Observer):
         peak.reserved = max(peak.reserved, peak._segments)
 
     def memory_ran_out(self, ordinal: int, wanted: int, total: int, free: int) -> None:
-        caller = caller_frame()
-        self.ran_out[site_of(program_frame(caller)[0] or caller)] += 1
+        self.ran_out[(self.placed or sites_here())[0]] += 1
         self.gave_up = True
         self.refused = max(self.refused, wanted + self.devices.setdefault(ordinal, Peak())._now)
 
@@ -273,6 +275,13 @@ class Peaks(Observer):
                 # Not on a device; a compiler's tensor.
                 with contextlib.suppress(KeyError, RuntimeError):
                     self._held[each.untyped_storage().data_ptr()].kind = kind
+
+
+def sites_here() -> tuple[Site, ...]:
+    """Return the line of the program that asks for memory, and that of a library that does."""
+    caller = caller_frame()
+    program = program_frame(caller)[0] or caller
+    return tuple(map(site_of, dict.fromkeys((program, caller))))
 
 
 def _parts(found: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -532,13 +532,13 @@ class _Progress:
     def __init__(self) -> None:
         self._began = self._shown = time.monotonic()
 
-    def show(self, blocks: int, most: int) -> None:
+    def show(self, blocks: int, most: int, doing: str) -> None:
         now = time.monotonic()
         if now - self._shown >= self.every:
             self._shown = now
             said = (
                 f"{now - self._began:.0f} s, {blocks:,} blocks of memory, {written(most)} at the "
-                "peak so far"
+                f"peak so far{doing}"
             )
             print(f"torchdevice: {said} (Ctrl-C shows the plan)", file=sys.stderr)
 
