@@ -387,6 +387,40 @@ def test_ranks_train_a_model_by_a_strategy(
     assert gradients == pytest.approx(2 * (LINEAR + OTHERS), rel=0.05)
 
 
+TIED = {
+    "model_type": "bert",
+    "is_decoder": True,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "vocab_size": 20000,
+}
+"""transformers does not split its embeddings, whose weight the output layer has, too."""
+
+RANKS = """
+import sys, torch
+from torchdevice.plan import models
+model = models.main(sys.argv[1:])
+sys.stdout.write(f"allocated {torch.cuda.max_memory_allocated()}\\n")
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_a_tied_weight_is_sharded_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TIED))
+    (tmp_path / "ranks.py").write_text(RANKS)
+    words = ("--train", "full", "--seq", "8", "--strategy", "fsdp")
+    ranks = ("run", "--ranks", "2", "--target", "simulated:cuda:2", str(tmp_path / "ranks.py"))
+    done = run_command(*ranks, str(tmp_path), *words, "--dtype", "fp32")
+    assert done.returncode == 0, done.stderr
+    plan, device = planned("--world-size", "2", "--model", str(tmp_path), *words, "--dtype", "fp32")
+    state = 4 * 2 * 20000 * 64 / 2
+    assert plan["finished"] and state < device["optimizer state"] < 1.2 * state
+    allocated = device["peak"] - device["fragments"] - device["workspaces"]
+    assert {int(each.split()[-1]) for each in done.stdout.splitlines()} == {allocated}
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -201,13 +201,30 @@ def _placed(model: Any, strategy: str | None) -> Any:
         return torch.nn.parallel.DistributedDataParallel(model, device_ids=[local])
     from torch.distributed.fsdp import fully_shard
 
-    layers = {*(getattr(model, "_no_split_modules", None) or ())}
-    for each in reversed([*model.modules()]):
-        if type(each).__name__ in layers:
-            materialized(each, "cuda")  # one after another, because the whole may be too large
-            fully_shard(each)
+    for each in _sharded(model):
+        materialized(each, "cuda")  # one after another, because the whole may be too large
+        fully_shard(each)
     materialized(model, "cuda")
     return fully_shard(model)
+
+
+def _sharded(model: Any) -> list[torch.nn.Module]:
+    """Return the modules of a model whose parameters FSDP2 gathers on their own, inner ones first.
+
+    Those that share a parameter with another module are left to the whole model: torch 2.13 raises
+    an error where two of them have it, and releases before train it as two.
+    """
+    names = {*(getattr(model, "_no_split_modules", None) or ())}
+    found = [each for each in model.modules() if type(each).__name__ in names]
+    return [each for each in reversed(found) if not _shares(each, model)]
+
+
+def _shares(part: torch.nn.Module, model: torch.nn.Module) -> bool:
+    """Return whether modules of a model outside a part have a parameter of the part."""
+    own = {id(each) for each in part.parameters()}
+    inside = set(part.modules())
+    outside = (each for each in model.modules() if each not in inside)
+    return any(id(given) in own for each in outside for given in each.parameters(recurse=False))
 
 
 def _step(model: Any, tokens: torch.Tensor) -> Callable[[], None]:
