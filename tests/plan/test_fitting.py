@@ -84,7 +84,7 @@ def test_a_program_that_did_not_finish_fits_nothing() -> None:
     assert "at least 20.50 GiB" in said and "smallest" not in said
     gave_up = plan | {"error": None, "ended": "memory ran out at train.py:4"}
     assert next(rendering.answer(gave_up)) == (
-        "The program may have given up: memory ran out at train.py:4."
+        "Not all of the program may have run: memory ran out at train.py:4."
     )
     assert "fits" not in dict(rendering.tables(plan)) and "Macs" not in dict(rendering.tables(plan))
 

@@ -199,6 +199,42 @@ def test_one_that_goes_on_is_not_said_to_need_what_it_was_refused(tmp_path: Path
     assert fits(found)["t4"] == "yes" and fits(found)["h100"] == "unknown"
 
 
+FAILS = """
+import os, sys, torch
+from torch import multiprocessing
+
+def use(how):
+    kept = torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
+    if how == "killed":
+        os.kill(os.getpid(), 9)
+    if how == "status":
+        sys.exit(3)
+    if how == "memory":
+        torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
+    raise ValueError("no data")
+
+if __name__ == "__main__":
+    started = multiprocessing.Process(target=use, args=(sys.argv[1],), name="worker")
+    started.start()
+    started.join()
+    own = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+"""
+
+
+@pytest.mark.sampled(1, of="processes of a plan")
+@pytest.mark.parametrize("how", ["killed", "status", "memory", "error"])
+def test_a_process_that_fails_while_the_program_goes_on(how: str, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(FAILS)
+    done = run_command("plan", "--json", "--target", "t4", "fails.py", how, cwd=tmp_path)
+    found = json.loads(done.stdout)
+    (child,) = found["other processes"]
+    assert done.returncode == 0 and not child["ended"] and not found["finished"]
+    assert found["ended"] == "worker did not finish"
+    # Of one that is killed nothing is known.
+    assert bool(child["devices"]) is (how != "killed")
+    assert set(fits(found).values()) <= {"no", "unknown"}
+
+
 def test_the_sum_is_that_of_each_device() -> None:
     own = [{"device": "cuda:0", "peak": 5}, {"device": "cuda:1", "peak": 1}]
     first = {"devices": {"cuda:1": 7}, "allocated": {"cuda:1": 6}}

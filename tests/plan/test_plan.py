@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,33 @@ def test_progress(
         == "torchdevice: 0 s, 2 blocks of memory, 2.00 MiB at the peak so far (Ctrl-C shows the "
         "plan)"
     )
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, ValueError])
+def test_an_error_of_a_thread(error: type[Exception]) -> None:
+    def work() -> None:
+        kept = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")
+        if error is ValueError:
+            raise ValueError("no data")
+        kept.repeat(64)  # 2 GiB
+
+    before = threading.excepthook
+    with torchdevice.simulate(compute="meta", values="assume", memory="1GiB") as scope:
+        found = Peaks()
+        found.follow()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        kept = torch.empty(MIB, dtype=torch.uint8, device="cuda")  # the program goes on
+        said = peaks_module.data(found, scope.report(), None)
+        found.stop()
+    assert threading.excepthook is before and kept.numel() == MIB
+    assert not said["finished"] and said["smallest"] is None
+    line = work.__code__.co_firstlineno + (3 if error is ValueError else 4)
+    assert said["ended"] == f"a thread ended by {error.__name__} at test_plan.py:{line}"
+    if error is torch.OutOfMemoryError:
+        assert said["at least"] == (32 * 65) * MIB + said["context"]
 
 
 def test_workspaces_of_products(peaks: Peaks) -> None:

@@ -62,12 +62,14 @@ def generated(
             ended = str(error)
         peak = found.devices[0]
         assert [dict(vars(each)) for each in model.modules()] == before
+        kinds = found.kinds(0)
+        found.stop()
         return {
             "ended": ended,
             "ran out": found.ran_out,
             "reserved": peak.reserved,
             "lines": [(each.file, each.line) for each in peak.sites[1:]],
-            "kinds": found.kinds(0),
+            "kinds": kinds,
             "stats": {k: v for k, v in torch.cuda.memory_stats().items() if "active" not in k},
         }
 
@@ -98,7 +100,7 @@ def test_memory_is_that_of_all_layers(name: str, repetitions: list[Any]) -> None
     assert len(repetitions) == (12 - repeated_layers.WHOLE - 1) * (layers - kinds)
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 4, 5])
+@pytest.mark.parametrize("tokens", [4, 5])
 def test_few_tokens(tokens: int, repetitions: list[Any]) -> None:
     assert generated("llama", True, tokens=tokens) == generated("llama", False, tokens=tokens)
     assert len(repetitions) == (3 if tokens == 5 else 0)
@@ -147,4 +149,5 @@ def test_layers_that_differ_in_what_is_not_seen_of_them_run(
             model.generate(prompt, max_new_tokens=8, min_new_tokens=8, do_sample=False)
             assert found.doing() == ", token 8 of 8, 4 of 4 layers run"
         assert not found.doing()
+        found.stop()
     assert len(ran) == 4 * 8 and not repetitions

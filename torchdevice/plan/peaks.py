@@ -11,11 +11,12 @@ import contextlib
 import gc
 import itertools
 import sys
+import threading
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.optim import optimizer as optimizers
@@ -90,6 +91,14 @@ class Peak:
     _freed: list[_Held] = field(default_factory=list)
 
 
+class _OfThread(NamedTuple):
+    """An error that ended a thread, without its frames, which hold tensors."""
+
+    error: str
+    place: str
+    ran_out: bool
+
+
 class Peaks(Observer):
     """Follows the memory of a context's devices, by observing blocks and operators.
 
@@ -105,6 +114,7 @@ class Peaks(Observer):
         ran_out: Line of the program -> how often memory ran out there.
         gave_up: Whether the program has asked for no memory since it ran out.
         refused: The most bytes of a device that would have been in use where memory ran out.
+        of_threads: What ended threads but the main one.
         placed: The lines that ask for memory, as :func:`sites_here`, while others do it for them.
     """
 
@@ -123,6 +133,7 @@ class Peaks(Observer):
         self.ran_out: Counter[Site] = Counter()
         self.gave_up = False
         self.refused = 0
+        self.of_threads: list[_OfThread] = []
         self._held: dict[int, _Held] = {}
         self._ended: deque[_Held] = deque(maxlen=_REMEMBERED)
         self._clock = itertools.count()
@@ -153,11 +164,30 @@ class Peaks(Observer):
             self.traffic = Traffic()
             self._undo.append(self.traffic.follow(context))
         self._undo.append(context.observers.add(self))
+        self._undo.append(self._follow_threads())
         for register in (
             optimizers.register_optimizer_step_pre_hook,
             optimizers.register_optimizer_step_post_hook,
         ):
             self._undo.append(register(self._stepped).remove)
+
+    def _follow_threads(self) -> Callable[[], None]:
+        """Note the errors that end threads from now on, and return what ends this."""
+        before = threading.excepthook
+
+        def note(given: threading.ExceptHookArgs) -> None:
+            error = given.exc_value
+            if error is not None:
+                ran_out = isinstance(error, torch.OutOfMemoryError)
+                self.of_threads.append(_OfThread(_named(error), last_place(error), ran_out))
+            before(given)
+
+        def end() -> None:
+            if threading.excepthook is note:
+                threading.excepthook = before
+
+        threading.excepthook = note
+        return end
 
     def stop(self) -> None:
         """Follow the devices no more. The scope must still be active."""
@@ -324,9 +354,9 @@ def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str,
     assumed = [*_assumed(report)]
     return {
         "program": formatting.program(report),
-        "finished": _is_finished(peaks, error),
+        "finished": _is_finished(peaks, error, others),
         "error": None if error is None else f"{type(error).__name__}: {error}",
-        "ended": _ended(peaks, error),
+        "ended": _ended(peaks, error, others),
         "advice": _advice(error),
         "ran out": [
             {"lines": [f"{site.file}:{site.line}"], "times": times}
@@ -352,9 +382,9 @@ def _evidence(
 ) -> fitting.Evidence:
     """Return what a plan proves, by how its program ended."""
     used = devices or any(each["devices"] for each in others)
-    finished = _is_finished(peaks, error)
+    finished = _is_finished(peaks, error, others)
     return fitting.Evidence(
-        finished=finished and bool(used) and all(each["ended"] for each in others),
+        finished=finished and bool(used),
         too_little=peaks.limit if _refused(peaks, error) else 0,
         adapted_to=peaks.limit if peaks.ran_out and finished else 0,
         is_range=bool(others),
@@ -362,17 +392,25 @@ def _evidence(
 
 
 def _refused(peaks: Peaks, error: BaseException | None) -> int:
-    """Return the bytes that were refused where the program ended, or asked for no more, then."""
+    """Return the bytes that were refused where the program or a thread ended, or asked for no more,
+    then.
+    """
     ended = peaks.gave_up or isinstance(error, torch.OutOfMemoryError)
+    ended = ended or any(each.ran_out for each in peaks.of_threads)
     return peaks.refused if ended else 0
 
 
-def _is_finished(peaks: Peaks, error: BaseException | None) -> bool:
-    """Return whether a program came to its end, and not because memory ran out."""
-    return error is None and not peaks.gave_up
+def _is_finished(
+    peaks: Peaks, error: BaseException | None, others: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Return whether a program came to its end with all its threads and processes, and not because
+    memory ran out.
+    """
+    whole = error is None and not peaks.gave_up and not peaks.of_threads
+    return whole and all(each["ended"] for each in others)
 
 
-def _ended(peaks: Peaks, error: BaseException | None) -> str:
+def _ended(peaks: Peaks, error: BaseException | None, others: Sequence[Mapping[str, Any]]) -> str:
     """Return what ended a program early; empty if nothing did."""
     if error is not None:
         place = last_place(error)
@@ -380,11 +418,15 @@ def _ended(peaks: Peaks, error: BaseException | None) -> str:
         if not place or place.startswith("<frozen "):
             return _named(error)
         return f"{_named(error)} at {place}"
-    if not peaks.gave_up:
-        return ""
-    *_, last = peaks.ran_out
-    place = source.short(f"{last.file}:{last.line}")
-    return f"memory ran out at {place}, and the program asked for no more"
+    if peaks.of_threads:
+        first = peaks.of_threads[0]
+        return f"a thread ended by {first.error} at {first.place}"
+    if peaks.gave_up:
+        *_, last = peaks.ran_out
+        place = source.short(f"{last.file}:{last.line}")
+        return f"memory ran out at {place}, and the program asked for no more"
+    missing = [each["name"] for each in others if not each["ended"]]
+    return f"{' and '.join(missing)} did not finish" if missing else ""
 
 
 _BOUNDS = {MOST: "upper", STEPS: "upper", FEWEST: "lower", SKIPS: "lower"}

@@ -21,7 +21,7 @@ def answer(plan: Mapping[str, Any]) -> Iterator[str]:
     if not plan["finished"]:
         # The text of the error is above: the interpreter has printed it.
         if plan["error"] is None:
-            yield f"The program may have given up: {plan['ended']}."
+            yield f"Not all of the program may have run: {plan['ended']}."
         else:
             yield f"The program did not finish: {plan['ended']}."
         if uses_gpus(plan):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
 import os
 import re
 import sys
@@ -307,8 +308,15 @@ def _another_rank_shows(*what: Any) -> bool:
 
 
 def told_failure() -> str:
-    """Return at which line an error ended this process, and the error; nothing where none did."""
-    error = getattr(sys, "last_value", None)
+    """Return at which line an error ended this process, and the error; nothing where none did.
+
+    A process of multiprocessing asks this while the error passes.
+    """
+    error: BaseException | None = getattr(sys, "last_value", None)
+    if error is None and multiprocessing.parent_process() is not None:
+        error = sys.exc_info()[1]
+    if isinstance(error, SystemExit):
+        return f"ended with exit status {error.code}" if error.code else ""
     if error is None:
         return ""
     return f"failed at {last_place(error)} with {type(error).__name__}: {error}"
