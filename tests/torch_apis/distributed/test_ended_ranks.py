@@ -17,6 +17,7 @@ import torch.distributed as dist
 from processes import run_command
 
 from torchdevice.kernel.python import rank_notes
+from torchdevice.kernel.python.environment import COLLECTED
 from torchdevice.tools.cli import rank_summary
 from torchdevice.torch_modules.distributed import gloo_waits, nccl_group
 
@@ -107,6 +108,7 @@ def test_ranks_are_told_which_rank_ended_and_how(case: str, tmp_path: Path) -> N
 
 HANGING = """
 import datetime
+import os
 import sys
 import time
 
@@ -118,6 +120,7 @@ dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=float(sys.arg
 rank = dist.get_rank()
 torch.cuda.set_device(rank)
 x = torch.ones(2 + (sys.argv[1] == "uneven" and rank), device="cuda")
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
 
 
 def load():
@@ -132,6 +135,10 @@ if sys.argv[1] == "ddp":
     if rank == 1:
         raise ValueError("no data")
     model(x).sum().backward()
+if sys.argv[1] == "restart" and not again:
+    if rank == 1:
+        raise ValueError("no data")
+    dist.all_reduce(x)
 print("ready", flush=True)
 if rank == 1:
     load()
@@ -152,7 +159,7 @@ def test_an_uneven_all_gather_shows_the_ranks_once(tmp_path: Path) -> None:
     said = ended(tmp_path, "uneven", 60)
     assert (
         "rank 1 of the group calls all_gather of float32[3], into [2, 2], at "
-        f"{tmp_path}/ranks.py:22" in said
+        f"{tmp_path}/ranks.py:24" in said
     )
     assert said.count("Only the sizes differ.") == 1 and "must match the size" not in said
 
@@ -160,9 +167,9 @@ def test_an_uneven_all_gather_shows_the_ranks_once(tmp_path: Path) -> None:
 @pytest.mark.sampled(1)
 def test_a_failure_in_ddp_stands_at_the_programs_line(tmp_path: Path) -> None:
     said = ended(tmp_path, "ddp", 60)
-    assert said.startswith("torchdevice: rank 1 failed first at ranks.py:26:\nTraceback")
+    assert said.startswith("torchdevice: rank 1 failed first at ranks.py:28:\nTraceback")
     assert re.search(
-        r"(?m)^torchdevice: rank 0: failed at ranks\.py:27: .*all_reduce .*ValueError: no data",
+        r"(?m)^torchdevice: rank 0: failed at ranks\.py:29: .*all_reduce .*ValueError: no data",
         said,
     ), said
 
@@ -177,15 +184,22 @@ def test_the_end_of_a_timeout_shows_where_each_rank_is(tmp_path: Path) -> None:
     )
     assert re.search(
         r"\n  rank 1 does not wait\n(.*\n)*torchdevice: rank 1: ended by the launcher at "
-        r"ranks\.py:18 in load",
+        r"ranks\.py:20 in load",
         said,
     )
 
 
+CTRL_C = {
+    "ranks": ["--ranks", "2", "ranks.py", "hang", "60"],
+    "torchrun": ["torchrun", "--nproc-per-node=2", "--max-restarts=1", "ranks.py", "restart", "60"],
+}
+
+
 @pytest.mark.sampled(1)
-def test_ctrl_c_shows_where_each_rank_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", CTRL_C)
+def test_ctrl_c_shows_where_each_rank_is(launcher: str, tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(HANGING)
-    words = ["run", "--target", "simulated:cuda", "--ranks", "2", "ranks.py", "hang", "60"]
+    words = ["run", "--target", "simulated:cuda:2", *CTRL_C[launcher]]
     with subprocess.Popen(
         [sys.executable, "-m", "torchdevice", *words],
         cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)}, text=True,
@@ -197,15 +211,38 @@ def test_ctrl_c_shows_where_each_rank_is(tmp_path: Path) -> None:
             "".join(process.stdout.readline() for _ in range(2)).replace("\n", "") == "readyready"
         )
         until = time.monotonic() + 60
-        while not [*tmp_path.glob("torchdevice-run-*/*.waits")] and time.monotonic() < until:
+        name = "*-00000001.waits" if launcher == "ranks" else "*-01000001.waits"
+        while not [*tmp_path.glob(f"torchdevice-run-*/{name}")] and time.monotonic() < until:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
     assert process.returncode == 130
-    assert said.startswith("torchdevice: ended by Ctrl-C. Where the ranks were:\n"), said
-    assert re.search(
-        r"  rank 0: waiting for \d s in all_reduce of float32\[2\], SUM, at .*ranks\.py:31 in "
+    told, ended, places = said.partition("torchdevice: ended by Ctrl-C. Where the ranks were:\n")
+    assert ended and "no data" not in places, said
+    if launcher == "ranks":
+        assert not told, said
+    else:
+        assert "ValueError: no data" in told, "the error of the first attempt"
+    assert "KeyboardInterrupt" not in said and "SignalException" not in said, said
+    assert re.match(
+        r"  rank 0: waiting for \d s in all_reduce of float32\[2\], SUM, at .*ranks\.py:\d+ in "
         r"<module>\n",
-        said,
+        places,
     ), said
-    assert said.endswith("  rank 1: at ranks.py:18\n"), "and no traceback"
+    assert places.endswith("  rank 1: at ranks.py:20\n"), "and no traceback"
+
+
+def test_notes_of_the_last_attempt_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COLLECTED, rank_notes.SIGNALS)
+    monkeypatch.setattr(rank_notes.run_folder, "path", lambda: tmp_path)
+    monkeypatch.setattr(rank_notes.run_folder, "leads", lambda: False)
+    monkeypatch.setenv("RANK", "3")
+    assert not rank_notes.leave_failure("a.py:1", "KeyboardInterrupt", interrupted=True)
+    assert not [*tmp_path.iterdir()], "nobody shows it: no launcher has started this process"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    rank_notes.leave_wait("all_reduce", 5.0)
+    assert not rank_notes.leave_failure("a.py:1", "ValueError"), "the rank shows its error itself"
+    assert [*rank_notes.waits()] == [*rank_notes.failures()] == [3]
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert rank_notes.leave_failure("a.py:2", "KeyboardInterrupt", interrupted=True)
+    assert rank_notes.failures()[3].place == "a.py:2" and not rank_notes.waits()

@@ -1,8 +1,11 @@
-"""Notes of the ranks of ``torchdevice run --ranks`` for the launcher, which shows them at the end.
+"""Notes of ranks for the launcher that ``torchdevice run`` runs, which shows them at the end.
 
 A rank leaves how it failed, which other ranks it waits for, and where it was when a signal ended
 it. All are files of the run's folder, so that they outlive the rank. The last is written by
 ``faulthandler``, which also writes it while the rank is in C.
+
+The launcher of ``--ranks`` shows all of them. Any other, such as torchrun, shows them only where a
+signal ended it: it may start ranks again that have failed, so these show their errors themselves.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchdevice.kernel.python import run_folder
@@ -23,6 +27,10 @@ from torchdevice.kernel.python.library_files import is_library
 
 UNEXPLAINED = "a rank ended without an error, as one does that is killed"
 """What the other ranks can tell of a rank that a signal ended. The launcher knows the signal."""
+
+ALL = "all"
+SIGNALS = "signals"
+"""Values of the variable: which ends of ranks the launcher shows."""
 
 _FAILED = ".failed"
 _WAITS = ".waits"
@@ -69,15 +77,19 @@ class Wait(NamedTuple):
 
 def are_collected() -> bool:
     """Return whether this process is a rank whose launcher shows what it leaves."""
+    if os.environ.get(COLLECTED) == SIGNALS and "TORCHELASTIC_RUN_ID" not in os.environ:
+        return False  # the program has set RANK, and there is no launcher
     return COLLECTED in os.environ and "RANK" in os.environ
 
 
 def leave_failure(
     place: str, error: str, traceback: str = "", *, interrupted: bool = False
 ) -> bool:
-    """Replace this rank's note by one of how it failed. Return whether that was possible."""
+    """Replace this rank's note by one of how it failed. Return whether the launcher shows it."""
     failure = Failure(_rank(), time.time(), place, error, traceback, interrupted)
-    return are_collected() and run_folder.leave(_FAILED, json.dumps(failure), _token(_FAILED))
+    if not are_collected() or not run_folder.leave(_FAILED, json.dumps(failure), _token(_FAILED)):
+        return False
+    return interrupted or os.environ[COLLECTED] == ALL
 
 
 def leave_wait(call: str | None, since: float = 0.0) -> None:
@@ -120,37 +132,53 @@ def _rank() -> int:
 
 def _token(kind: str) -> str:
     """Return what tells the notes of this rank apart, which two threads may be writing."""
-    return f"{_rank():07x}{_KINDS.index(kind)}"
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return f"{attempt % 0x100:02x}{_rank():05x}{_KINDS.index(kind)}"
 
 
 # ---- what the launcher reads ---------------------------------------------------------------------
 
 
 def failures() -> dict[int, Failure]:
-    """Return how the ranks failed, by rank. Of several attempts the last counts."""
-    found = sorted(
-        (Failure(*json.loads(text)) for text in run_folder.left(_FAILED)),
-        key=lambda each: each.time,
-    )
-    return {each.rank: each for each in found}
+    """Return how the ranks failed, by rank."""
+    return {rank: Failure(*json.loads(path.read_text())) for rank, path in _files(_FAILED).items()}
 
 
 def waits() -> dict[int, Wait]:
     """Return what ranks waited for when they last said so, by rank."""
-    found = (json.loads(text) for text in run_folder.left(_WAITS))
-    return {fields[0]: Wait(*fields) for fields in found if fields}
+    found = {rank: json.loads(path.read_text()) for rank, path in _files(_WAITS).items()}
+    return {rank: Wait(*fields) for rank, fields in found.items() if fields}
 
 
 def stacks() -> dict[int, str]:
     """Return each rank's program line when a signal came: ``"train.py:12 in main"``."""
-    folder = run_folder.path()
-    files = [] if folder is None else [*folder.glob(f"*{_STACK}")]
-    found = {int(each.stem.partition("-")[2][:-1], 16): each for each in files}
     return {
         rank: place
-        for rank, path in sorted(found.items())
+        for rank, path in _files(_STACK).items()
         for place in _program_line(path.read_text())
     }
+
+
+def _files(kind: str) -> dict[int, Path]:
+    """Return the notes of a kind, by rank: the last of each rank, of the launcher's last attempt.
+
+    Every rank of an attempt leaves a file of stacks at its start, where the system has that.
+    """
+    folder = run_folder.path()
+    attempts: dict[int, list[Path]] = {}
+    for each in [] if folder is None else folder.glob("*-*"):
+        if each.suffix in _KINDS:
+            attempts.setdefault(int(_token_of(each)[:2], 16), []).append(each)
+    if not attempts:
+        return {}
+    last = [each for each in attempts[max(attempts)] if each.suffix == kind]
+    last.sort(key=lambda each: each.stat().st_mtime)
+    found = {int(_token_of(each)[2:-1], 16): each for each in last}
+    return dict(sorted(found.items()))
+
+
+def _token_of(path: Path) -> str:
+    return path.stem.partition("-")[2]
 
 
 def _program_line(stack: str) -> Iterator[str]:

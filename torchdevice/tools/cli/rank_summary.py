@@ -1,7 +1,8 @@
-"""The end of ``torchdevice run --ranks``: failed ranks, or ranks ended by signals like Ctrl-C.
+"""The end of a launcher under ``torchdevice run``: where its ranks were, in place of its traceback.
 
-The traceback of the rank that failed first comes first. The others have a line each, or share one
-where they agree.
+A signal such as Ctrl-C ends any launcher: ``--ranks``, torchrun, ``accelerate launch``. Where ranks
+of ``--ranks`` failed, the traceback of the rank that failed first comes first. The others have a
+line each, or share one where they agree.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from torchdevice.kernel.python import printable, rank_notes
@@ -31,44 +33,61 @@ whole seconds.
 
 
 @block
-def shown(ranks: int) -> Iterator[None]:
+def shown(ranks: int | None) -> Iterator[None]:
     """Show how the ranks ended, in place of the launcher's traceback.
 
     Args:
-        ranks: How many there are.
+        ranks: The number of ``--ranks``; None for a program that may be another launcher, of which
+            only the end by a signal is shown.
 
     Raises:
         SystemExit: With status 1 where a rank failed, and that of the signal where one ended the
             launcher.
     """
-    os.environ[COLLECTED] = "1"
+    os.environ.setdefault(COLLECTED, rank_notes.SIGNALS if ranks is None else rank_notes.ALL)
     # One line below covers the launcher's logs of signals and exit codes, for ranks that agree.
+    kept = _BeforeSignals() if ranks is None else _is_critical
     for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_is_critical)
+        logging.getLogger(name).addFilter(kept)
     try:
         yield
     except Exception as error:
-        if type(error).__name__ == "ChildFailedError":
-            ended = getattr(error, "failures", None)
-        else:
-            ended = None
-        if type(error).__name__ == "SignalException":
-            stopped = getattr(error, "sigval", None)
-        else:
-            stopped = None
-        if ended:
-            lines, status = failed(ended), 1
-        elif stopped is not None:
-            lines, status = interrupted(ranks, signal.Signals(stopped)), 128 + stopped
+        kind = type(error).__name__
+        if kind == "ChildFailedError" and ranks is not None and getattr(error, "failures", None):
+            lines, status = failed(error.failures), 1  # type: ignore[attr-defined]
+        elif kind == "SignalException" and (agent := _agent(error.__traceback__)) is not None:
+            stopped = error.sigval  # type: ignore[attr-defined]
+            group = [each.global_rank for each in agent.get_worker_group().workers]
+            lines, status = interrupted(group, signal.Signals(stopped)), 128 + stopped
         else:
             raise
         print(*map(printable.lines, lines), sep="\n", file=sys.stderr)
         raise SystemExit(status) from None
 
 
+def _agent(entry: TracebackType | None) -> Any:
+    """Return the object that ran a launcher's ranks, from the launcher's traceback; else None."""
+    while entry is not None:
+        if entry.tb_frame.f_code.co_name == "launch_agent":
+            return entry.tb_frame.f_locals.get("agent")
+        entry = entry.tb_next
+    return None
+
+
 # A filter, because the launcher sets levels when it is imported.
 def _is_critical(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.CRITICAL
+
+
+class _BeforeSignals(logging.Filter):
+    """Lets a launcher's log pass until a signal ends the launcher."""
+
+    _ended = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the launcher goes on."""
+        self._ended = self._ended or "death signal" in str(record.msg)
+        return not self._ended or _is_critical(record)
 
 
 # ---- a rank has failed ---------------------------------------------------------------------------
@@ -141,7 +160,7 @@ def _end(failure: Any, place: str | None = None) -> str:
 # ---- a signal has ended the launcher -------------------------------------------------------------
 
 
-def interrupted(ranks: int, by: signal.Signals) -> Iterator[str]:
+def interrupted(ranks: Sequence[int], by: signal.Signals) -> Iterator[str]:
     """Yield where each rank was when a signal ended the run."""
     notes = rank_notes.failures()
     waits = rank_notes.waits()
@@ -152,7 +171,7 @@ def interrupted(ranks: int, by: signal.Signals) -> Iterator[str]:
         "were:"
     )
     found = {}
-    for rank in range(ranks):
+    for rank in ranks:
         note = notes.get(rank)
         if rank in waits:
             since = (now if note is None else note.time) - waits[rank].since

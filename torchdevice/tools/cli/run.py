@@ -161,7 +161,7 @@ def _run_here(program: Program, options: argparse.Namespace) -> None:
     main = _new_main(program)
     with refusals(), garbage_collection.paused():
         _activate(options, program)
-    with contextlib.nullcontext() if options.ranks is None else rank_summary.shown(options.ranks):
+    with rank_summary.shown(options.ranks):
         try:
             _execute(program, main, options.interrupted)
         except SystemExit as exited:
