@@ -28,8 +28,8 @@ HEADER = """# Plans beside published measurements
 
 What others measured on GPUs by `torch.cuda.max_memory_allocated()` and published with the program, beside what
 `torchdevice plan` predicts for it. Nothing is calibrated: a plan knows no measurement. `python -m
-benchmarks.published_memory zero` plans the rows of a source again. Other releases of libraries need other memory, so take
-those that are named below the rows; `qwen` and `litgpt` need a `--checkout` of the source.
+benchmarks.published_memory zero` plans the rows of a source again. Other releases of libraries need other memory, so
+take those that are named below the rows; `qwen` and `litgpt` need a `--checkout` of the source.
 """
 
 DRAWN = """
