@@ -28,6 +28,20 @@ def test_attention_is_identical_to_the_cpu(
     assert all(map(torch.equal, computed("cuda"), computed("cpu")))
 
 
+@pytest.mark.parametrize("shape", [(), (3,)], ids=len)
+@pytest.mark.parametrize("learns", [False, True])
+def test_attention_of_too_few_dimensions_has_torchs_error(
+    devices: torchdevice.Scope, shape: tuple[int, ...], learns: bool
+) -> None:
+    def error_on(device: str) -> str:
+        x = torch.ones(shape, device=device, requires_grad=learns)
+        with pytest.raises(RuntimeError) as error:
+            torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        return str(error.value)
+
+    assert error_on("cuda") == error_on("cpu")
+
+
 def test_functional_transforms(devices: torchdevice.Scope) -> None:
     weight, x = torch.randn(3, 3, device="cuda"), torch.randn(5, 3, device="cuda")
 

@@ -365,6 +365,8 @@ def _differentiable_kernel(
     tensors: Sequence[Any], dropout_p: float, is_causal: bool, enable_gqa: bool
 ) -> derivatives.Derivatives | None:
     """Return the derivatives of the real device's operator; None if it composes others."""
+    if any(each.dim() < 2 for each in tensors[:3]):
+        return None  # torch's composite kernel has the error
     if policy.stands_for_mps():
         watched = torch.is_grad_enabled() and any(each.requires_grad for each in tensors[:3])
         whole = not dropout_p and all(each.is_contiguous() for each in tensors[:3])
