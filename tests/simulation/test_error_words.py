@@ -109,6 +109,7 @@ def test_types_of_tensors_are_spelled_as_torch_does(convolution: Any, dtype: tor
     assert str(found.value) == expected
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
 def test_kernels_that_refuse_complex32_are_cudas() -> None:
     with torchdevice.simulate():
         x = torch.ones(2, 5000, dtype=torch.complex32, device="cuda")
