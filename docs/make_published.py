@@ -107,7 +107,7 @@ MOST = 2.0
 SMALLEST, LARGEST = 0.25, 64.0
 """The peaks at the left and the right end, in GiB."""
 
-COLOURS = ("#1b6ca8", "#c8553d", "#588b4c", "#7d5ba6", "#b8860b", "#444444", "#0f8b8d")
+COLOURS = ("#3b82c4", "#d0654d", "#5f9e52", "#9673c0", "#b8860b", "#8b949e", "#12a5a7")
 
 
 def _x(gibibytes: float) -> float:
@@ -119,11 +119,26 @@ def _y(percent: float) -> float:
     return HEIGHT / 2 - (HEIGHT / 2 - MARGIN) * percent / MOST
 
 
+STYLE = """<style>
+  text { font: 15px sans-serif; fill: #444444; }
+  .ground { fill: #ffffff; }
+  .line { stroke: #dddddd; }
+  .zero { stroke: #888888; }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #d0d4da; }
+    .ground { fill: #161b22; }
+    .line { stroke: #30363d; }
+    .zero { stroke: #8b949e; }
+  }
+</style>"""
+"""The colours of the picture's two themes, and its text."""
+
+
 def _axes() -> Iterator[str]:
     for percent in (-2, -1, 0, 1, 2):
-        colour = "#888888" if percent == 0 else "#dddddd"
+        kind = "zero" if percent == 0 else "line"
         y = _y(percent)
-        yield f'<path d="M{MARGIN},{y:.1f} H{WIDTH - MARGIN}" stroke="{colour}"/>'
+        yield f'<path class="{kind}" d="M{MARGIN},{y:.1f} H{WIDTH - MARGIN}"/>'
         yield f'<text x="{MARGIN - 8}" y="{y + 4:.1f}" text-anchor="end">{percent:+d} %</text>'
     for gibibytes in (0.25, 1, 4, 16, 64):
         x = _x(gibibytes)
@@ -162,12 +177,11 @@ def picture() -> str:
         x, y = MARGIN + 10, HEIGHT + 16 + LINE * number
         body.append(f'<circle cx="{x - 10}" cy="{y - 4}" r="4" fill="{colour}"/>')
         body.append(f'<text x="{x}" y="{y}">{found["title"]}</text>')
-    style = 'font-family="sans-serif" font-size="12" fill="#444444"'
     height = HEIGHT + 16 + LINE * len(kept)
-    ground = f'<rect width="{WIDTH}" height="{height}" rx="6" fill="white"/>'
+    ground = f'<rect class="ground" width="{WIDTH}" height="{height}" rx="6"/>'
     view = f'viewBox="0 0 {WIDTH} {height}"'
     lines = "\n".join(body)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {view} {style}>{ground}\n{lines}\n</svg>\n'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {view}>\n{STYLE}\n{ground}\n{lines}\n</svg>\n'
 
 
 def main() -> int:
