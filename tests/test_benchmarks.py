@@ -125,7 +125,9 @@ def test_random_numbers_of_a_gpu(tmp_path: Path) -> None:
     ran = run_python("-m", "benchmarks", *arguments, cwd=ROOT)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(figures.read_text())["random"]
-    assert set(found) == {f"exponential_, {count}" for count in ("10,000", "100,000", "1,000,000")}
+    dtypes = ("float32", "float64", "float16", "bfloat16")
+    counts = ("10,000", "100,000", "1,000,000")
+    assert set(found) == {f"exponential_, {dtype}, {count}" for dtype in dtypes for count in counts}
     assert (
         all({"torch's CPU", "Python"} <= set(timings) for timings in found.values())
         and "| ns a number |" in ran.stdout
