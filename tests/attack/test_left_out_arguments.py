@@ -338,8 +338,8 @@ def copied(call: Call) -> Call:
 
 _NEARLY = {"rtol": 2e-2, "atol": 1e-2}
 
-# A Mac computes attention of three dimensions by other operators.
-_ROUNDED = {"rtol": 1e-5, "atol": 1e-6}
+# A Mac computes attention of three dimensions by other operators, here of values up to 20.
+_ROUNDED = {"rtol": 1e-5, "atol": 1e-4}
 
 
 def difference(expected: Found, actual: Found, autocast: bool, values: bool) -> str:
