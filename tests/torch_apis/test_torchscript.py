@@ -208,5 +208,6 @@ def test_a_traced_model_goes_on(
     saved.seek(0)
     loaded = torch.jit.load(saved, map_location="cuda:0")
     assert torch.equal(loaded(x), model(x)) and next(loaded.parameters()).device == x.device
+    # An optimized model computes by oneDNN, which rounds otherwise.
     with torch.no_grad():
-        assert torch.allclose(prepare(traced)(x), model(x))
+        assert torch.allclose(prepare(traced)(x), model(x), atol=1e-6)
