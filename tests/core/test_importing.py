@@ -130,8 +130,8 @@ class _Failing(Late):
 
 
 FAILING = [
-    Late("torch", lambda _: [Callback(int, _fail)]),
-    _Failing("torch", lambda _: [Callback(int, int)]),
+    Late("json", lambda _: [Callback(int, _fail)]),
+    _Failing("json", lambda _: [Callback(int, int)]),
 ]
 
 
