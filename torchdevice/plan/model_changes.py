@@ -46,8 +46,21 @@ def _computing_otherwise(model: torch.nn.Module) -> Iterator[str]:
             isinstance(each, torch.nn.Linear)
             and kind.__module__.startswith("transformers.models.")
             and kind.forward is not torch.nn.Linear.forward
+            and not _gives_outputs(each)
         ):
             yield name
+
+
+def _gives_outputs(layer: torch.nn.Linear) -> bool:
+    """Return whether a layer makes one tensor of its outputs from one of its inputs."""
+    tensors = (*layer.named_parameters(), *layer.named_buffers())
+    values = {name: torch.empty_like(each, device="meta") for name, each in tensors}
+    given = torch.empty(1, layer.in_features, dtype=layer.weight.dtype, device="meta")
+    try:
+        found = torch.func.functional_call(layer, values, (given,))
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return False  # it takes other arguments, or tensors of more dimensions
+    return isinstance(found, torch.Tensor) and found.shape == (1, layer.out_features)
 
 
 _OF_MAMBA = ["out_proj", "conv1d"]
