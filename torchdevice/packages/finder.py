@@ -94,6 +94,12 @@ def _context() -> Context | None:
     return context if context is not None and context.options.packages != "absent" else None
 
 
+def _package_of(module: str) -> str | None:
+    """Return the package of a module if it has a stand-in on this system."""
+    package = registry.package_of(module)
+    return package if package is not None and registry.PACKAGES[package].needed else None
+
+
 class FirstFinder:
     """The finder before all others: it gives stand-ins in place of installed packages.
 
@@ -142,7 +148,7 @@ class StandInFinder:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the spec of a module that is stood in for, to those who get it."""
-        package = registry.package_of(name)
+        package = _package_of(name)
         if (
             package is None
             or _context() is None
@@ -161,8 +167,8 @@ class StandInFinder:
 
     def spec_of(self, name: str) -> Any:
         """Return the spec of a stand-in's module; None for a module that no stand-in has."""
-        package = registry.package_of(name)
-        if package is None or not registry.PACKAGES[package].needed:
+        package = _package_of(name)
+        if package is None:
             return None
         if name != package and not _is_ours(sys.modules.get(package)):
             return None

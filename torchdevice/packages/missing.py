@@ -155,11 +155,16 @@ def note_of(name: str) -> str:
     return f"{subject}. {missing.instead}"
 
 
+def _modules_of(package: str) -> str:
+    """Return a regular expression of a package's modules, itself among them."""
+    return re.escape(package) + r"(\..*)?"
+
+
 for _name in MISSING:
-    uncaught_errors.note_missing(re.escape(_name) + r"(\..*)?", note_of(_name))
+    uncaught_errors.note_missing(_modules_of(_name), note_of(_name))
 for _name in _COMPUTE_NOTHING:
     _note = f"{_name} computes on an NVIDIA GPU only. {MISSING[_name].instead}"
-    uncaught_errors.note_raised(re.escape(_name) + r"(\..*)?", _note)
+    uncaught_errors.note_raised(_modules_of(_name), _note)
 for _name in PACKAGES:
     if _name == "triton" or PACKAGES[_name].is_inner:
         # uncaught_errors.py shows how to install Triton. The note on a package in MISSING holds
@@ -170,13 +175,13 @@ for _name in PACKAGES:
         "lists, in a scope without "
         f"packages='absent'."
     )
-    uncaught_errors.note_missing(re.escape(_name) + r"(\..*)?", _note)
+    uncaught_errors.note_missing(_modules_of(_name), _note)
     if _name != "pynvml":  # which needs the driver's library and no kernels
         _note = (
             f"{_name} is installed, and its kernels need an NVIDIA GPU. With packages='instead' "
             "(--packages instead) torchdevice's stand-in takes its place."
         )
-        uncaught_errors.note_raised(re.escape(_name) + r"(\..*)?", _note)
+        uncaught_errors.note_raised(_modules_of(_name), _note)
 
 # `from flash_attn import name` raises Python's own ImportError, which has only the file's name.
 uncaught_errors.note_lacking(

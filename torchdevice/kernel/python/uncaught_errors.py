@@ -120,10 +120,11 @@ def without_ours(error: BaseException) -> TracebackType | None:
 
 def _add_remedies(error: BaseException, entries: list[TracebackType]) -> None:
     """Add the notes about a module that is missing, or in which the error was raised."""
-    names = [str(entry.tb_frame.f_globals.get("__name__")) for entry in entries]
+    # A set, because the frames of a long traceback are of few modules.
+    names = {str(entry.tb_frame.f_globals.get("__name__")) for entry in entries}
     remedies = {**_REMEDIES, **_RAISED}
     if isinstance(error, ModuleNotFoundError):
-        names, remedies = [str(error.name)], {**_REMEDIES, **_MISSING}
+        names, remedies = {str(error.name)}, {**_REMEDIES, **_MISSING}
     found = [
         remedy
         for pattern, remedy in remedies.items()
