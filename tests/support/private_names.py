@@ -32,6 +32,8 @@ NOT_OF_TORCH = {
     "_create_worker_context": "concurrent.futures",
     "_getframe": "sys",
     "_is_owned": "threading",
+    "_keep_in_fp32_modules": "transformers",
+    "_no_split_modules": "transformers",
     "_option_string_actions": "argparse",
     "_optionals": "argparse",
     "_run_module_as_main": "runpy",

@@ -224,8 +224,8 @@ def _description(layer: torch.nn.Module) -> Any:
         for key, value in vars(module).items():
             if isinstance(value, _PLAIN) and key != _INDEX:
                 found.append((key, value))
-        for key, each in (*module._parameters.items(), *module._buffers.items()):
-            found.append((key, None if each is None else _mark_of(each)))
+        own = *module.named_parameters(recurse=False), *module.named_buffers(recurse=False)
+        found += [(key, _mark_of(each)) for key, each in own]
     return tuple(found)
 
 
