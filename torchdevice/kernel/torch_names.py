@@ -24,8 +24,11 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
                 "_get_function_stack_at",
                 "_is_torch_function_all_disabled",
                 "_is_torch_function_mode_enabled",
+                "_len_torch_dispatch_stack",
                 "_len_torch_function_stack",
+                "_pop_torch_dispatch_stack",
                 "_pop_torch_function_stack",
+                "_push_on_torch_dispatch_stack",
                 "_push_on_torch_function_stack",
             ],
             "torch.cuda": [

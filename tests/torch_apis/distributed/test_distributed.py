@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from counted_frames import frames_of
 from places import PROGRAMS
 from processes import free_port, run_command, run_torch_python
 
@@ -223,6 +224,28 @@ class TestGroupOfOneRank:
                 thread_state.state.context, attached.append, each
             )  # type: ignore[arg-type]
         assert attached == [group.gloo]
+
+
+@pytest.mark.one_engine
+@pytest.mark.usefixtures("no_collections")
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_a_collective_takes_few_frames_of_python(
+    engine: Any, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist.distributed_c10d, "_backend", dist.distributed_c10d._backend)
+    with torchdevice.portable(target, engine=engine, native="never"):
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            values = ones(4)
+            dist.all_reduce(values)
+            frames = frames_of(lambda: dist.all_reduce(values))
+        finally:
+            dist.destroy_process_group()
+    package = str(Path(torchdevice.__file__).parent)
+    own = [each for each in frames if each.startswith(package)]
+    # torch's own functions take some twenty more, and with "mode" ten of those twice.
+    assert 0 < len(own) <= 52, own
 
 
 def nccl_options() -> Any:

@@ -9,19 +9,22 @@ from __future__ import annotations
 import datetime
 import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.utils import _python_dispatch
 
 from torchdevice.kernel import dispatch_modes
-from torchdevice.kernel.python.interrupt_safe_exit import block
+from torchdevice.kernel.python.interrupt_safe_exit import Exit, Leaving
 from torchdevice.torch_modules.distributed import flight_recorder
 
 _stack = _python_dispatch._get_current_dispatch_mode_stack
-_pop, _push = _python_dispatch._pop_mode, _python_dispatch._push_mode
+# Functions of C++: a collective takes and puts one mode in the usual case.
+_depth = torch._C._len_torch_dispatch_stack
+_pop = torch._C._pop_torch_dispatch_stack
+_push = torch._C._push_on_torch_dispatch_stack
 
 _CPU = torch.device("cpu")
 
@@ -54,33 +57,57 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the work, preceded by changed tensors if the operator's schema returns them."""
         # Tensor classes that decompose operators come first: they may have no memory.
-        if any(kind is not torch.Tensor for kind in kinds):
+        if set(kinds) - {torch.Tensor}:
             return NotImplemented
-        if func.namespace != "c10d":  # the tensor that torch makes for a barrier
+        schema = func._schema
+        if not schema.name.startswith("c10d::"):  # the tensor that torch makes for a barrier
             return dispatch_modes.run(func, *args, **kwargs or {})
-        group = next(
-            place for place, each in enumerate(args) if isinstance(each, torch.ScriptObject)
-        )
-        values = {each.name: each.default_value for each in func._schema.arguments}
-        values.update(zip(values, args, strict=False))
+        operator = _operators.get(schema.name) or _described(schema)
+        tensors = args[: operator.tensors]
+        values = operator.defaults | dict(zip(operator.defaults, args, strict=False))
         values["reduce_op"] = self._reduce_op
         values["timeout"] = datetime.timedelta(milliseconds=values.get("timeout", -1))
+        opts = types.SimpleNamespace(**values)
         with torch._C.DisableTorchFunction():  # again: the handler of a mode above has enabled it
-            tensors, opts = args[:group], types.SimpleNamespace(**values)
             collective = functools.partial(self._collective, self._group, *tensors, opts)
-            self.works.append(
-                flight_recorder.recorded(self._group, self._name, tensors, opts, collective)
-            )
-        boxed = _held(self.works[-1]).boxed()
-        return (args[0], boxed) if len(func._schema.returns) > 1 else boxed
+            work = flight_recorder.recorded(self._group, self._name, tensors, opts, collective)
+        self.works.append(work)
+        boxed = _held(work).boxed()
+        return (args[0], boxed) if operator.returns_tensors else boxed
+
+
+class _Described(NamedTuple):
+    """What the schema of an operator shows.
+
+    Attributes:
+        defaults: The names of its arguments -> the defaults.
+        tensors: How many arguments stand before the group, which are tensors or lists of them.
+        returns_tensors: Whether it returns tensors before the work.
+    """
+
+    defaults: dict[str, Any]
+    tensors: int
+    returns_tensors: bool
+
+
+_operators: dict[str, _Described] = {}
+"""Name of an operator -> what its schema shows."""
+
+
+def _described(schema: Any) -> _Described:
+    """Return what a schema shows, and keep it."""
+    defaults = {each.name: each.default_value for each in schema.arguments}
+    found = _Described(defaults, [*defaults].index("process_group"), len(schema.returns) > 1)
+    _operators[schema.name] = found
+    return found
 
 
 class _Held(dist.ProcessGroup):
-    """A group whose barrier returns given work."""
+    """A group whose sending returns given work."""
 
     work: Any
 
-    def barrier(self, opts: Any = None) -> Any:
+    def send(self, tensors: Any, rank: int, tag: int) -> Any:
         return self.work
 
 
@@ -94,7 +121,7 @@ def _held(work: Any) -> Any:
         return work
     group = _Held(0, 1)  # type: ignore[call-arg]  # the stub lacks the constructor
     group.work = work
-    return dist.ProcessGroup.barrier(group, dist.distributed_c10d.BarrierOptions())
+    return dist.ProcessGroup.send(group, [], 0, 0)
 
 
 def as_operator(collective: Callable[..., Any], name: str = "") -> Callable[..., Any]:
@@ -114,7 +141,7 @@ def as_operator(collective: Callable[..., Any], name: str = "") -> Callable[...,
                 each.device = _CPU  # torch makes a tensor there
         # Neither a function mode nor a subclass of tensors sees a method of torch's group.
         kernel = _Kernel(self, method, collective, _reduce_op(values))
-        with torch._C.DisableTorchFunction(), _innermost(kernel):
+        with torch._C.DisableTorchFunction(), _Innermost(kernel):
             work = getattr(self.in_cpp, method)(*args, **kwargs)
         return kernel.works.pop() if kernel.works else work  # none where shapes only are computed
 
@@ -124,30 +151,44 @@ def as_operator(collective: Callable[..., Any], name: str = "") -> Callable[...,
 
 def _reduce_op(values: Sequence[Any]) -> Any:
     """Return the operation that one of the arguments of a method is, or that its options name."""
-    given = (getattr(each, "reduceOp", each) for each in values)
-    # torch says of a kind of operations too that it is an operation.
-    found = next((each for each in given if isinstance(each, dist.ReduceOp)), _Kind.SUM)
-    return dist.ReduceOp(found) if isinstance(found, _Kind) else found
+    for each in values:
+        given = getattr(each, "reduceOp", each)
+        # torch says of a kind of operations too that it is an operation.
+        if isinstance(given, dist.ReduceOp):
+            return dist.ReduceOp(given) if isinstance(given, _Kind) else given
+    return dist.ReduceOp(_Kind.SUM)
 
 
-@block
-def _innermost(mode: _python_dispatch.TorchDispatchMode) -> Iterator[None]:
-    """Put a mode below all of this thread's stack but those that stand for torch's compilers."""
-    above = _stack()
-    # They compute shapes only, or record the operator.
-    if any(each.is_infra_mode() for each in above):
-        yield
-        return
-    try:
-        _become([mode, *above])
-        yield
-    finally:
-        _become(above)
+class _Innermost(Leaving):
+    """Keeps a mode below all of this thread's stack but those that stand for torch's compilers.
+
+    Args:
+        mode: The mode.
+    """
+
+    __exit__ = Exit(lambda innermost: innermost)
+
+    def __init__(self, mode: _python_dispatch.TorchDispatchMode):
+        self._mode = mode
+        self._above: list[_python_dispatch.TorchDispatchMode] | None = None
+
+    def __enter__(self) -> None:
+        above = _stack() if _depth() else []
+        # They compute shapes only, or record the operator.
+        if above and any(each.is_infra_mode() for each in above):
+            return
+        self._above = above
+        _put([self._mode, *above])
+
+    def late(self) -> None:
+        """Put the stack back."""
+        if self._above is not None:
+            _put(self._above)
 
 
-def _become(modes: list[_python_dispatch.TorchDispatchMode]) -> None:
+def _put(modes: list[_python_dispatch.TorchDispatchMode]) -> None:
     """Replace this thread's stack of modes."""
-    while _stack():
-        _pop()
+    while _depth():
+        _pop(None)
     for mode in modes:
         _push(mode)

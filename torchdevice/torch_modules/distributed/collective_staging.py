@@ -23,7 +23,13 @@ from torchdevice.kernel import thread_state
 from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.journal import callers
 from torchdevice.torch_modules.distributed import collective_checks, gloo_waits
-from torchdevice.torch_modules.distributed.nccl_group import NcclGroup, Work, finished, observers
+from torchdevice.torch_modules.distributed.nccl_group import (
+    NcclGroup,
+    Work,
+    check_for_nan,
+    finished,
+    observers,
+)
 
 
 class Staging:
@@ -98,8 +104,9 @@ class Collective(Staging):
         parts_differ = name in ("all_gather", "all_to_all")
         dtypes = [(each.dtype, None if parts_differ else each.numel()) for each in tensors]
         # In these only the root's tensors are sent.
-        if name not in ("broadcast", "scatter") or opts.root_rank == group.rank():
-            group.check_for_nan(tensors)
+        is_sent = name not in ("broadcast", "scatter") or opts.root_rank == group.rank()
+        if group.checks_nan and is_sent:
+            check_for_nan(tensors)
         self._opts = opts
         self._call = collective_checks.Call(name, tensors, (dtypes, *map(_named, alike)))
 
@@ -114,7 +121,7 @@ class Collective(Staging):
         call = self._call
         began = datetime.datetime.now()
         times = group.begin()
-        if self._goes_on():
+        if self._opts.async_op and self._may_go_on():
             # What another thread says names the line all the same.
             call = call._replace(line=callers.site_of(callers.program_line()))
             mode = torch.inference_mode(torch.is_inference_mode_enabled())
@@ -130,12 +137,14 @@ class Collective(Staging):
 
         self._exchange(call, exchange, wait)
         # After an error nothing is written to the tensors.
-        self.write_back()
-        group.completed(self._name, began)
+        if self._copied:
+            self.write_back()
+        if group.hooks:
+            group.completed(self._name, began)
         return finished(result)
 
-    def _goes_on(self) -> bool:
-        """Return whether the program goes on before the other ranks have come."""
+    def _may_go_on(self) -> bool:
+        """Return whether the program can go on before the other ranks have come."""
         # Copies, hooks and captures are of the thread that has called the collective.
         context = thread_state.state.context
         is_of_thread = (
@@ -143,7 +152,7 @@ class Collective(Staging):
             or self._group.hooks
             or (context is not None and context.thread.capture is not None)
         )
-        return self._opts.async_op and self._group.size() > 1 and not is_of_thread
+        return self._group.size() > 1 and not is_of_thread
 
     def _exchange(
         self,
@@ -152,11 +161,16 @@ class Collective(Staging):
         wait: Callable[[Any], object],
     ) -> None:
         group = self._group
-        with group.naming(self._name):
-            group.agree(call, self._opts.timeout, wait)
-            for ordinal in self._ordinals:
-                group.know_devices(ordinal)
+        try:
+            # A single rank agrees with itself.
+            if group.size() > 1:
+                group.agree(call, self._opts.timeout, wait)
+                for ordinal in self._ordinals:
+                    group.know_devices(ordinal)
             exchange()
+        except RuntimeError as error:
+            group.raise_named(self._name, error)
+            raise
 
 
 def _named(value: Any) -> Any:

@@ -27,7 +27,6 @@ from torchdevice.kernel.stand_ins import tensors
 from torchdevice.torch_modules.cuda.constants import NCCL
 from torchdevice.torch_modules.distributed import collective_checks, flight_recorder
 
-_memory_format_of = torch._prims_common.suggest_memory_format
 _OpType = torch._C._distributed_c10d.OpType  # type: ignore[attr-defined]
 _register_backend = torch._C._distributed_c10d.ProcessGroup._register_backend
 
@@ -40,6 +39,12 @@ _UNKNOWN_TO_NCCL = {
     torch.uint64: "UInt64",
 }
 """dtype -> how the error calls it. Of complex tensors torch gives the real view."""
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is contiguous in the format that its strides suggest."""
+    suggested = torch._prims_common.suggest_memory_format(tensor)
+    return tensor.is_contiguous(memory_format=suggested)
 
 
 class Gloo(dist.ProcessGroupGloo):
@@ -88,7 +93,8 @@ class NcclGroup(dist.ProcessGroup):
         self.runtime = runtime
         self.waiting = waiting
         self._store = store
-        self._checks_nan = is_set("TORCH_NCCL_NAN_CHECK")
+        self.checks_nan = is_set("TORCH_NCCL_NAN_CHECK")
+        """Whether NaN is refused in what is sent."""
         self._ended: str | None = None  # why no collective can begin any more
         self.timeout = gloo.options._timeout
         self.counts = gloo.counts = Counter()
@@ -156,7 +162,7 @@ class NcclGroup(dist.ProcessGroup):
             )
         if between_two and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
             raise ValueError("Tensors for P2P must be non-overlapping and dense")
-        if not between_two and not tensor.is_contiguous(memory_format=_memory_format_of(tensor)):
+        if not (between_two or tensor.is_contiguous() or _is_channels_last(tensor)):
             raise ValueError("Tensors must be contiguous")
         return alias
 
@@ -170,17 +176,6 @@ class NcclGroup(dist.ProcessGroup):
             raise RuntimeError(f"No backend type associated with device type {kind}")
         if self._lacks and not on_cpu:
             raise RuntimeError(f"No backend type associated with device type {self._lacks}")
-
-    def check_for_nan(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Refuse to send NaN if ``TORCH_NCCL_NAN_CHECK`` was set when the group was made.
-
-        Raises:
-            RuntimeError: There is one.
-        """
-        if not self._checks_nan:
-            return
-        if any(each.is_floating_point() and each.isnan().any() for each in tensors):
-            raise RuntimeError("NaN found in input tensor.")
 
     # ---- what torch asks of a group --------------------------------------------------------------
 
@@ -336,9 +331,6 @@ class NcclGroup(dist.ProcessGroup):
         Raises:
             DistBackendError: They are in different ones, or will never come.
         """
-        # A single rank agrees with itself.
-        if self.size() == 1:
-            return
         mine, options = call.digest(), dist.distributed_c10d.AllreduceOptions()
         of_all = mine.clone()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.BAND)
@@ -367,31 +359,36 @@ class NcclGroup(dist.ProcessGroup):
 
     @block
     def naming(self, collective: str) -> Iterator[None]:
-        """Name the collective and the rank in errors of gloo.
+        """Name the collective and the rank in errors of gloo, see :meth:`raise_named`."""
+        try:
+            yield
+        except RuntimeError as error:
+            self.raise_named(collective, error)
+            raise
+
+    def raise_named(self, collective: str, error: RuntimeError) -> None:
+        """Raise gloo's error about a lost rank with the names of the collective and the rank.
 
         Raises:
             DistBackendError: A rank has ended, or has not come within the time-out of the group.
         """
-        try:
-            yield
-        except RuntimeError as error:
-            # Only errors of connections, which name a file of that folder, mean a lost rank. Others
-            # are torch's own.
-            is_lost = "gloo/transport/" in str(error)
-            if is_lost or isinstance(error, dist.DistBackendError):
-                self.recorder.write(self.waiting.rank)
-            if not is_lost:
-                raise
-            where = f"{collective} of the group {self.group_desc!r} of {self.size()} ranks"
-            # gloo tells a rank that ended from one that is late by no type.
-            late = re.search(_LATE, str(error))
-            reason = self.waiting.first_end(late[0] if late else "")
-            if re.fullmatch(_LATE, reason):
-                others = self.waiting.waiting_ranks() or " another rank has not come."
-                raise dist.DistBackendError(f"{where} cannot end. {reason}:{others}") from None
-            raise dist.DistBackendError(
-                f"{where} cannot end: {reason.rstrip('.')}. The other ranks wait for it."
-            ) from None
+        # Only errors of connections, which name a file of that folder, mean a lost rank. Others
+        # are torch's own.
+        is_lost = "gloo/transport/" in str(error)
+        if is_lost or isinstance(error, dist.DistBackendError):
+            self.recorder.write(self.waiting.rank)
+        if not is_lost:
+            return
+        where = f"{collective} of the group {self.group_desc!r} of {self.size()} ranks"
+        # gloo tells a rank that ended from one that is late by no type.
+        late = re.search(_LATE, str(error))
+        reason = self.waiting.first_end(late[0] if late else "")
+        if re.fullmatch(_LATE, reason):
+            others = self.waiting.waiting_ranks() or " another rank has not come."
+            raise dist.DistBackendError(f"{where} cannot end. {reason}:{others}") from None
+        raise dist.DistBackendError(
+            f"{where} cannot end: {reason.rstrip('.')}. The other ranks wait for it."
+        ) from None
 
 
 _LATE = "Timed out waiting [0-9]+ms"
@@ -412,6 +409,16 @@ def is_set(variable: str) -> bool:
 
 
 _TRUE, _FALSE = ("y", "yes", "1", "t", "true"), ("n", "no", "0", "f", "false")
+
+
+def check_for_nan(tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse to send NaN.
+
+    Raises:
+        RuntimeError: There is one.
+    """
+    if any(each.is_floating_point() and each.isnan().any() for each in tensors):
+        raise RuntimeError("NaN found in input tensor.")
 
 
 # ---- ranks on one GPU ----------------------------------------------------------------------------

@@ -115,14 +115,11 @@ class NcclOnGloo(NcclGroup):
         Raises:
             RuntimeError: A tensor is sparse.
         """
-        if any(each.is_sparse for each in tensors) and not self.is_gloo:
-            raise RuntimeError(
-                "NCCL does not support all_reduce with sparse tensors. Please use dense tensors "
-                "instead."
-            )
+        if not self.is_gloo:
+            _refuse_sparse(tensors)
         collective = Collective(self, opts, "all_reduce", tensors, opts.reduce_op)
         flats = [collective.numbers(tensor, written=True) for tensor in tensors]
-        return collective.run(tensors, lambda: self._all_reduce(flats, opts.reduce_op))
+        return collective.run(tensors, functools.partial(self._all_reduce, flats, opts.reduce_op))
 
     allreduce_coalesced = as_operator(inspect.unwrap(allreduce), "allreduce_coalesced")
 
@@ -356,6 +353,15 @@ class NcclOnGloo(NcclGroup):
     send = as_operator(point_to_point.send)
     recv = as_operator(point_to_point.recv)
     recv_anysource = as_operator(point_to_point.recv, "recv_anysource")
+
+
+def _refuse_sparse(tensors: _Tensors) -> None:
+    for each in tensors:
+        if each.is_sparse:
+            raise RuntimeError(
+                "NCCL does not support all_reduce with sparse tensors. Please use dense tensors "
+                "instead."
+            )
 
 
 def _into(sizes: Sequence[Sequence[int]]) -> str:
