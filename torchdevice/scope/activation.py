@@ -170,6 +170,18 @@ def enabled_by_program() -> list[Entry]:
     return [entry for entry in state.entries if entry.enabled_by == "program"]
 
 
+def chosen_in_rank(given: Mapping[str, Any]) -> Options:
+    """Return the options of a program that is not edited, and may be one of several ranks.
+
+    Args:
+        given: As for :func:`torchdevice.scope.collected_options.chosen`.
+    """
+    said = {name: value for name, value in given.items() if value is not None}
+    asked = {**_options.from_environment(), **said}
+    ranks = target_selection.devices_of_ranks(asked.get("target"), asked.get("written_for"))
+    return _options.chosen(given, **ranks)
+
+
 def enable_chosen(
     options: Options, *, propagate: bool, enabled_by: str = "run", shows_errors: bool = True
 ) -> Scope:
@@ -234,7 +246,12 @@ def variables_of(scope: Scope) -> dict[str, str | None]:
     """Return the variables by which a child process activates a scope like this one."""
     context = scope._resolved()
     found = _options.to_environment(context.options)
-    found[_options.variable_of("target")] = context.runtime.target
+    target = context.runtime.target
+    asked = scope.options.target
+    # A child process may be one of several ranks, where the number is still to be decided.
+    if context.options.devices is None and not target_selection.names_count(asked):
+        target = target_selection.without_count(target)
+    found[_options.variable_of("target")] = target
     found[_options.variable_of("engine")] = scope.options.engine
     if target_selection.names_count(context.runtime.target):
         found[_options.variable_of("devices")] = None

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -143,13 +144,19 @@ def simulated_name(profile: object) -> str | None:
     return name if isinstance(profile, str) and is_simulated(name) else None
 
 
-def names_count(target: str) -> bool:
+def names_count(target: object) -> bool:
     """Return whether a target's name has a number of devices, like ``"simulated:cuda:2"``."""
-    if not is_simulated(target):
+    if not isinstance(target, str) or not is_simulated(target):
         return False
     from torchdevice.simulation import model_lookup
 
     return model_lookup.count_of(target) is not None
+
+
+def without_count(target: str) -> str:
+    """Return a target's name without a number of devices: ``"simulated:cuda"``."""
+    found = _simulated_target(target)
+    return target if found is None or not found[1] else f"{SIMULATED}:{found[1]}"
 
 
 def simulated_profile(target: str, devices: int | None = None) -> tuple[Profile, int]:
@@ -181,6 +188,31 @@ def simulated_profile(target: str, devices: int | None = None) -> tuple[Profile,
             f"target={target!r} cannot have {count} devices: the profile has one. Use one device."
         )
     return profile, count
+
+
+def devices_of_ranks(target: object, written_for: object) -> dict[str, Any]:
+    """Return the option by which each rank of this host has a device, if the target has fewer.
+
+    torchrun tells a rank how many there are on its host. A number of devices in the target's name,
+    a variable or a flag counts more than this one.
+
+    Args:
+        target: What was asked for.
+        written_for: The accelerator of the program, where it was named.
+    """
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = int(told) if told.isdecimal() else 1
+    if ranks == 1:
+        return {}
+    if is_simulated(target):
+        profile, count = simulated_profile(str(target))
+        # A program for Macs knows of one device.
+        has_few = count < ranks and not (profile.single and written_for == MpsRuntime.device_type)
+    elif target is None or target in target_names():
+        has_few = (_best() if target is None else runtime(str(target))).device_count() < ranks
+    else:  # an error when the scope begins
+        has_few = False
+    return {"devices": ranks} if has_few else {}
 
 
 def target_names() -> tuple[str, ...]:

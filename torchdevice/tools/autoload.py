@@ -36,7 +36,7 @@ def _enable() -> None:
     if activation.current() is not None:
         return
     _load_backends()
-    chosen = options.chosen(options.from_environment())
+    chosen = activation.chosen_in_rank(options.from_environment())
     activation.take_part(activation.enable_chosen(chosen, propagate=False, enabled_by="variable"))
 
 

@@ -24,6 +24,7 @@ from processes import free_port, run_command, run_torch_python
 
 import torchdevice
 from torchdevice.kernel import thread_state
+from torchdevice.scope import activation
 from torchdevice.tools.cli import main, programs
 from torchdevice.torch_modules.distributed import nccl_group, process_groups
 
@@ -528,20 +529,24 @@ dist.destroy_process_group()
 
 
 class TestRanks:
-    """``torchdevice run --ranks``."""
+    """``torchdevice run --ranks``, and ``torchdevice run torchrun``."""
 
-    @pytest.mark.sampled(1)
+    @pytest.mark.sampled(2)
     @pytest.mark.one_engine
-    @pytest.mark.parametrize("named", ["script", "module"])
+    @pytest.mark.parametrize("named", ["script", "module", "torchrun"])
     @pytest.mark.parametrize("devices", [None, "1"])
     def test_a_program_runs_once_for_each_rank(
         self, target: str, named: str, devices: str | None, tmp_path: Path
     ) -> None:
         (tmp_path / "program.py").write_text(IN_RANKS)
-        words = ["program.py"] if named == "script" else ["-m", "program"]
+        words = ["-m", "program"] if named == "module" else ["program.py"]
         # Two ranks on one simulated device are refused, as on CUDA.
         target = "simulated:mps" if devices and target == "simulated:cuda" else target
-        flags = ["--target", target, "--ranks", "2", *(["--devices", devices] if devices else [])]
+        flags = ["--target", target, *(["--devices", devices] if devices else [])]
+        if named == "torchrun":
+            words = ["torchrun", "--standalone", "--nproc-per-node=2", *words]
+        else:
+            flags += ["--ranks", "2"]
         done = run_command("run", *flags, *words, "--epochs", "3", cwd=tmp_path)
         count = devices or "2"
         expected = [f"{rank} of 2, {count} devices, ['--epochs', '3']" for rank in (0, 1)]
@@ -589,3 +594,25 @@ class TestRanks:
         options = argparse.Namespace(target=target, devices=devices, ranks=4, rest=["-m", "train"])
         assert programs.launched(options)[-2:] == ["-m", "train"]
         assert options.devices == given
+
+    @pytest.mark.parametrize(
+        ("asked", "devices"),
+        [
+            ({"target": "cpu"}, 4),
+            ({"target": "cpu", "devices": 2}, 2),
+            ({"target": "simulated:cuda"}, 4),
+            ({"target": "simulated:t4:8"}, 8),
+            ({"target": "simulated:t4:1"}, 1),
+            ({"target": "simulated:mps"}, 4),
+            ({"target": "simulated:mps", "written_for": "mps"}, 1),
+        ],
+    )
+    def test_what_torchrun_tells_a_rank_counts_the_devices(
+        self, asked: dict[str, Any], devices: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("TORCHDEVICE_TARGET", "TORCHDEVICE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+        with activation.Scope(activation.chosen_in_rank(asked)):
+            seen = torch.mps if asked.get("written_for") == "mps" else torch.cuda
+            assert seen.device_count() == devices

@@ -218,7 +218,11 @@ def _start_command(options: argparse.Namespace, program: Program) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> _options.Options:
-    return _options.chosen({name: getattr(options, name) for name in _options.declarations()})
+    from torchdevice.scope import activation
+
+    return activation.chosen_in_rank(
+        {name: getattr(options, name) for name in _options.declarations()}
+    )
 
 
 def _import_beside(program: Program, options: argparse.Namespace) -> None:
