@@ -38,12 +38,23 @@ def reword(context: Context, error: BaseException) -> None:
             _renamed(error.args[0], context.device_type, context.shown_as),
             *error.args[1:],
         )
-    text = _out_of_memory_text(context, error)
     if isinstance(error, torch.OutOfMemoryError):
+        text = _out_of_memory_text(context, error)
         if text is not None:
             error.args = (text,)
         out_of_memory.tell(context, error)
-    elif text is not None:
+    else:
+        raise_out_of_memory(context, error)
+
+
+def raise_out_of_memory(context: Context, error: BaseException) -> None:
+    """Raise CUDA's class if an error is the target's out-of-memory error of another class.
+
+    Raises:
+        torch.OutOfMemoryError: It is. The text is CUDA's.
+    """
+    text = _out_of_memory_text(context, error)
+    if text is not None:
         # The target's text is in CUDA's, and what led to it is this package's.
         raise _with_limit(
             context, out_of_memory.tell(context, torch.OutOfMemoryError(text))

@@ -1245,26 +1245,38 @@ bool can_make(
       !pin.value_or(false);
 }
 
+// Undefined where the host has too little memory: the kernel in Python raises the error that CUDA raises.
+template <class Allocate>
+Tensor host_memory(Allocate allocate) {
+  try {
+    return Tensor(allocate());
+  } catch (const c10::Error&) {
+    return Tensor();
+  }
+}
+
 Tensor empty(
     at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<c10::Layout> layout,
     std::optional<Device> device, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
   auto* context = serving();
-  if (!can_make(context, layout, device, pin)) {
-    return in_python("aten::empty", size, dtype, layout, device, pin, format);
+  Tensor memory;
+  if (can_make(context, layout, device, pin)) {
+    memory = host_memory([&] { return at::detail::empty_cpu(size, c10::dtype_or_default(dtype), false, format); });
   }
-  return made(
-      at::detail::empty_cpu(size, c10::dtype_or_default(dtype), false, format), *context, device->index());
+  if (!memory.defined()) return in_python("aten::empty", size, dtype, layout, device, pin, format);
+  return made(std::move(memory), *context, device->index());
 }
 
 Tensor empty_strided(
     at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
     std::optional<c10::Layout> layout, std::optional<Device> device, std::optional<bool> pin) {
   auto* context = serving();
-  if (!can_make(context, layout, device, pin)) {
-    return in_python("aten::empty_strided", size, stride, dtype, layout, device, pin);
+  Tensor memory;
+  if (can_make(context, layout, device, pin)) {
+    memory = host_memory([&] { return at::detail::empty_strided_cpu(size, stride, c10::dtype_or_default(dtype), false); });
   }
-  return made(
-      at::detail::empty_strided_cpu(size, stride, c10::dtype_or_default(dtype), false), *context, device->index());
+  if (!memory.defined()) return in_python("aten::empty_strided", size, stride, dtype, layout, device, pin);
+  return made(std::move(memory), *context, device->index());
 }
 
 // ---- registration ----------------------------------------------------------------------------------------------------

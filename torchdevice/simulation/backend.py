@@ -18,7 +18,7 @@ import torch
 import torch.multiprocessing.reductions
 
 from torchdevice.calls import interruptions
-from torchdevice.calls.error_texts import reword
+from torchdevice.calls.error_texts import raise_out_of_memory, reword
 from torchdevice.calls.lacking import missing_operators, mps_guards
 from torchdevice.calls.lacking.missing_operators import composite, of_aten, overload_of, shadowed
 from torchdevice.errors import BackendTakenError, ScopeError
@@ -209,8 +209,13 @@ def new_storage(original: Any, cls: type, *args: Any, device: Any = None, **kwar
         policy.check_scope()
         size = args[0] if args else kwargs.get("size", 0)
         make: Any = torch.empty if isinstance(size, int) else torch.tensor
-        memory = make(size, dtype=torch.uint8)
         context = _scope()
+        try:
+            memory = make(size, dtype=torch.uint8)
+        except RuntimeError as error:
+            if context is not None:
+                raise_out_of_memory(context, error)
+            raise
         device = (context and context.redirect(device)) or device
         return storages.fresh(memory, device.index or 0).untyped_storage()
 

@@ -6,6 +6,7 @@ import gc
 import os
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -163,6 +164,42 @@ class TestMemory:
         gc.collect()
         with scope:
             assert torch.cuda.memory_allocated() == base
+
+
+_SIDE = 1 << 22
+"""Of a square matrix that no machine has memory for."""
+
+BEYOND_THE_HOST = {
+    "a result": lambda x: torch.outer(x, x),
+    "a handwritten kernel": lambda x: x.expand(_SIDE, -1).clone(),
+    "a composition": lambda x: x.repeat(_SIDE),
+    "random numbers": lambda x: torch.rand_like(x.expand(_SIDE, -1)),
+    "an out argument": lambda x: torch.mul(x[:, None], x, out=torch.empty(0, device="cuda")),
+    "resize_": lambda x: x.new_empty(0).resize_(_SIDE, _SIDE),
+    "a storage": lambda x: torch.UntypedStorage(4 * _SIDE * _SIDE, device="cuda"),
+    "a derivative": lambda x: x.requires_grad_().expand(_SIDE, -1).sin().sum().backward(),
+}
+"""Ways to ask for memory, most of them without a device that a wrapper would see."""
+
+
+@pytest.mark.usefixtures("no_collections")
+@pytest.mark.parametrize("memory", [None, "8GiB"])
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+@pytest.mark.parametrize("way", BEYOND_THE_HOST)
+def test_memory_that_the_host_lacks_is_an_error_of_cuda(way: str, engine: Any, memory: Any) -> None:
+    # A class of torch's that a program may have kept, as batch-size finders do.
+    kept = torch.OutOfMemoryError
+    with torchdevice.simulate(memory=memory, engine=engine):
+        x = torch.ones(_SIDE, device="cuda")
+        with pytest.raises(
+            RuntimeError, match=r"^CUDA out of memory\. Tried to allocate"
+        ) as caught:
+            BEYOND_THE_HOST[way](x)
+        assert type(caught.value) is kept
+        notes = getattr(caught.value, "__notes__", [])
+        assert any("This machine's memory ran out" in note for note in notes) == (memory is None)
+        assert torch.cuda.memory_stats()["num_ooms"] == 1
+        assert torch.cuda.memory_allocated() == x.nbytes
 
 
 def test_a_kernel_finds_what_has_ended_released() -> None:

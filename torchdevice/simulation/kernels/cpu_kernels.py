@@ -16,6 +16,7 @@ import torch
 from torch._C import DispatchKey
 from torch.autograd.graph import increment_version
 
+from torchdevice.calls.error_texts import raise_out_of_memory
 from torchdevice.calls.lacking import dtype_gaps
 from torchdevice.errors import NoValueError
 from torchdevice.kernel.devices.sparse_parts import parts_of
@@ -397,10 +398,16 @@ def again(error: Exception, op: Any, call: Kernel | None, taken: Any, named: dic
     """Return the results for a dtype that only CUDA has a kernel for; raise other errors again.
 
     ``call`` is None where the operator does not run by its CPU kernel.
+
+    Raises:
+        torch.OutOfMemoryError: The host, whose memory the device's is, has too little of it.
     """
     try:
         if isinstance(error, NoValueError):
             raise NoValueError(op._schema.name) from None
+        # No wrapper of the "wrap" engine sees operators that name no device.
+        if state.context is not None and not isinstance(error, torch.OutOfMemoryError):
+            raise_out_of_memory(state.context, error)
         lacked = None if call is None else dtype_gaps.lacking(error)
         if call is None or lacked is None:
             raise kernel_names.named(op._schema.name.removeprefix("aten::"), error) from None
