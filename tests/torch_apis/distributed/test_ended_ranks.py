@@ -106,6 +106,28 @@ def test_ranks_are_told_which_rank_ended_and_how(case: str, tmp_path: Path) -> N
     assert done.stderr.count("do not fit together") == (case == "sizes"), "once for all ranks"
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("case", ["error", "killed"])
+def test_torchruns_own_text_is_followed_by_the_lines_of_the_program(
+    case: str, tmp_path: Path
+) -> None:
+    (tmp_path / "ranks.py").write_text(PROGRAM)
+    words = ("torchrun", "--nproc-per-node=3", "ranks.py", case)
+    done = run_command("run", "--target", "simulated:cuda:3", *words, cwd=tmp_path)
+    torchs, _, ours = done.stderr.partition("\ntorchdevice: rank 2 failed first")
+    assert done.returncode == 1 and "Root Cause (first observed failure)" in torchs, done.stderr
+    first, others = ours.splitlines()
+    assert (
+        first
+        == {
+            "error": " at ranks.py:17: ValueError: no data",
+            "killed": ": killed by SIGKILL, as the system does where memory runs out.",
+        }[case]
+    )
+    assert others.startswith("torchdevice: ranks 0, 1: failed at ranks.py:20: "), done.stderr
+    assert TOLD[case] in others
+
+
 HANGING = """
 import datetime
 import os

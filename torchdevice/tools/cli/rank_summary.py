@@ -2,7 +2,8 @@
 
 A signal such as Ctrl-C ends any launcher: ``--ranks``, torchrun, ``accelerate launch``. Where ranks
 of ``--ranks`` failed, the traceback of the rank that failed first comes first. The others have a
-line each, or share one where they agree.
+line each, or share one where they agree. Under another launcher the ranks show their tracebacks
+themselves, and the lines of all ranks follow the launcher's own text.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torchdevice.kernel.python import printable, rank_notes
 from torchdevice.kernel.python.environment import COLLECTED
 from torchdevice.kernel.python.interrupt_safe_exit import block
 from torchdevice.kernel.python.rank_notes import Failure
+from torchdevice.kernel.python.uncaught_errors import add_note
 
 _LOGGERS = (
     "torch.distributed.elastic.multiprocessing.api",
@@ -37,8 +39,8 @@ def shown(ranks: int | None) -> Iterator[None]:
     """Show how the ranks ended, in place of the launcher's traceback.
 
     Args:
-        ranks: The number of ``--ranks``; None for a program that may be another launcher, of which
-            only the end by a signal is shown.
+        ranks: The number of ``--ranks``; None for a program that may be another launcher. Its error
+            passes, with the lines of the program as a note.
 
     Raises:
         SystemExit: With status 1 where a rank failed, and that of the signal where one ended the
@@ -53,8 +55,12 @@ def shown(ranks: int | None) -> Iterator[None]:
         yield
     except Exception as error:
         kind = type(error).__name__
-        if kind == "ChildFailedError" and ranks is not None and getattr(error, "failures", None):
-            lines, status = failed(error.failures), 1  # type: ignore[attr-defined]
+        failures = getattr(error, "failures", None) if kind == "ChildFailedError" else None
+        if failures and ranks is None:
+            add_note(error, "\n".join(map(printable.lines, failed(failures, has_shown=True))))
+            raise
+        if failures:
+            lines, status = failed(failures), 1
         elif kind == "SignalException" and (agent := _agent(error.__traceback__)) is not None:
             stopped = error.sigval  # type: ignore[attr-defined]
             group = [each.global_rank for each in agent.get_worker_group().workers]
@@ -93,17 +99,20 @@ class _BeforeSignals(logging.Filter):
 # ---- a rank has failed ---------------------------------------------------------------------------
 
 
-def failed(ended: Mapping[int, Any]) -> Iterator[str]:
+def failed(ended: Mapping[int, Any], *, has_shown: bool = False) -> Iterator[str]:
     """Yield what is shown of ranks that failed.
 
     Args:
         ended: Rank -> the launcher's ``ProcessFailure``, also of ranks that the launcher has ended.
+        has_shown: Whether the ranks have shown their tracebacks.
     """
     notes = {rank: note for rank, note in rank_notes.failures().items() if rank in ended}
     first = min(ended, key=lambda rank: _time(ended[rank], notes.get(rank)))
     known = notes.get(first)
     if known is None:
         yield f"torchdevice: rank {first} failed first: {_end(ended[first])}."
+    elif has_shown:
+        yield f"torchdevice: rank {first} failed first{_at(known)}: {_line(known)}"
     elif not known.traceback:
         yield f"torchdevice: rank {first} failed first, at {known.place}: {known.error}."
     else:
@@ -139,11 +148,16 @@ def _of_other(note: Failure, first: Failure | None, killed: str) -> str:
         return f"failed{_at(note)} with the same error"
     if not note.traceback:
         return f"ended{_at(note)} with {note.error}"
-    # After these words of torch, NCCL's errors have a line of source, and the cause at the end.
-    error = note.error.rpartition("\nLast error:\n")[2].partition("\n")[0]
+    error = _line(note)
     return (
         f"failed{_at(note)}: {error.replace(rank_notes.UNEXPLAINED, killed) if killed else error}"
     )
+
+
+def _line(note: Failure) -> str:
+    """Return the first line of an error that is about its cause."""
+    # After these words of torch, NCCL's errors have a line of source, and the cause at the end.
+    return note.error.rpartition("\nLast error:\n")[2].partition("\n")[0]
 
 
 def _end(failure: Any, place: str | None = None) -> str:
