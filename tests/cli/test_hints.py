@@ -47,6 +47,37 @@ def test_a_comparison_that_ends_the_program_is_named(condition: str, tmp_path: P
     )
 
 
+def test_the_type_that_is_named_is_what_the_program_sees(tmp_path: Path) -> None:
+    program = ASKS_FOR_CUDA.format(condition='assert x.device.type == "cuda", x.device.type')
+    done = run_program(tmp_path, program, options=["--target", "simulated:mps"])
+    *_, error, comparison, remedy = done.stderr.splitlines()
+    assert error == "AssertionError: mps" and "which is 'mps' here" in comparison
+    assert remedy.startswith("`torchdevice run --identity program`")
+
+
+DRAWS_AS_DIFFUSERS = """
+    import torch
+
+    def draw(device, generator):
+        if device.type == "mps":
+            return torch.randn(2, generator=generator).to(device)
+        return torch.randn(2, generator=generator, device=device)
+
+    draw(torch.ones(2, device="cuda").device, torch.Generator("cuda"))
+"""
+
+
+def test_a_generator_of_a_mac_for_numbers_drawn_on_the_cpu(tmp_path: Path) -> None:
+    mac = ["--target", "simulated:mps"]
+    done = run_program(tmp_path, DRAWS_AS_DIFFUSERS, options=mac)
+    *_, error, note, remedy = done.stderr.splitlines()
+    assert error == "RuntimeError: Expected a 'cpu' device type for generator but found 'mps'"
+    assert note.endswith("where a device's type is 'mps', and the generator is of 'mps'.")
+    assert remedy.startswith("`torchdevice run --identity program`")
+    mac += ["--identity", "program"]
+    assert run_program(tmp_path, DRAWS_AS_DIFFUSERS, options=mac).returncode == 0
+
+
 def test_errors_of_torch_get_no_such_note(tmp_path: Path) -> None:
     condition = 'print(x.device.type == "cuda"); x + torch.ones(3)'
     done = run_program(

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 _RULES = ("device-type", "is-cuda")
 
+_DRAWN_ON_CPU = re.compile(r"Expected a 'cpu' device type for generator but found '")
+"""torch's error where a program's generator meets a library that draws on the CPU on a Mac.
+
+diffusers' DDPMPipeline is one.
+"""
+
 _FAR = 40
 """How many lines above the failing one a comparison may stand to be taken for the cause."""
 
@@ -37,44 +43,53 @@ def add_to(error: BaseException, frames: TracebackType | None, scope: Scope | No
         scope: The scope of the program.
     """
     if isinstance(error, SystemExit) and isinstance(error.code, str):
-        note = _note(frames, scope)
+        note = _note(error, frames, scope)
         error.code = f"{error.code}\n{note}" if note else error.code
     elif isinstance(error, Exception):
-        note = _note(frames, scope)
+        note = _note(error, frames, scope)
         if note:
             add_note(error, note)
 
 
-def _note(frames: TracebackType | None, scope: Scope | None) -> str:
+def _note(error: BaseException, frames: TracebackType | None, scope: Scope | None) -> str:
     """Return which comparison led to the end of the program; nothing if none is known."""
     if scope is None or frames is None:
         return ""
     context = scope._resolved()
     if context.options.identity == "program" or context.names.is_native:
         return ""
+    shown = context.shown_as or context.device_type
+    if context.runtime.shares_host_memory:
+        remedy = "--target simulated:cuda"
+    else:
+        remedy = "--identity program"
+    remedy = (
+        f"`torchdevice run {remedy}` lets tensors report the device that the program asked for."
+    )
+    if _DRAWN_ON_CPU.match(str(error)):
+        return (
+            f"Some libraries draw numbers on the CPU where a device's type is {shown!r}, and the "
+            f"generator is of {shown!r}.\n{remedy}"
+        )
+    comparison = _cause(frames, context.names.family)
+    if comparison is None:
+        return ""
+    return (
+        f"{os.path.basename(comparison.path)}:{comparison.line} compares a device's type, which is "
+        f"{shown!r} here: {comparison.text.strip()}\n{remedy}"
+    )
+
+
+def _cause(frames: TracebackType, target: str) -> Finding | None:
+    """Return the comparison that led to an error in the program's words; None for another error."""
     entries = [frames]
     while entries[-1].tb_next is not None:
         entries.append(entries[-1].tb_next)
     last = entries[-1].tb_frame.f_code.co_filename
     said = linecache.getline(last, entries[-1].tb_lineno)
-    # The error is not in the program's words.
     if is_library(last) or not re.search(r"\b(raise|assert|exit)\b", said):
-        return ""
-    comparison = next(
-        filter(None, (_comparison(entry, context.names.family) for entry in reversed(entries))),
-        None,
-    )
-    if comparison is None:
-        return ""
-    if context.runtime.shares_host_memory:
-        remedy = "--target simulated:cuda"
-    else:
-        remedy = "--identity program"
-    return (
-        f"{os.path.basename(comparison.path)}:{comparison.line} compares a device's type, which is "
-        f"{context.runtime.device_type!r} here: {comparison.text.strip()}\n"
-        f"`torchdevice run {remedy}` lets tensors report the device that the program asked for."
-    )
+        return None
+    return next(filter(None, (_comparison(entry, target) for entry in reversed(entries))), None)
 
 
 def _comparison(entry: TracebackType, target: str) -> Finding | None:
