@@ -30,7 +30,9 @@ def plan_of(need: float, *, finished: bool = True) -> dict[str, Any]:
     return {
         "program": "train.py",
         "devices": [{}],
+        "finished": finished,
         "needs": size,
+        "at least": size,
         "versions": VERSIONS,
         "fits": [*fitting.fits(size, size, evidence=fitting.Evidence(finished))],
     }
@@ -68,6 +70,19 @@ def test_growth_beyond_what_is_allowed_fails(need: float, grow: float, failed: b
         in found["said"]
     )
     assert "Versions differ: transformers 5.12.0 -> 5.24.0." in found["said"]
+
+
+@pytest.mark.parametrize(
+    ("need", "said"),
+    [
+        (40.5, "this at least 40.50 GiB: +305.00 %, of +1 % allowed."),
+        (0.5, "this at least 512.00 MiB. The plan does not show how much more it needs."),
+    ],
+)
+def test_a_program_that_did_not_finish_may_have_grown(need: float, said: str) -> None:
+    plan = plan_of(need, finished=False) | {"needs": GIB // 2}
+    (found,) = judging.judged(plan, {"needs": 10 * GIB, "versions": VERSIONS}, 1, None)
+    assert found == {"said": f"The baseline needs 10.00 GiB, and {said}", "failed": True}
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_an_error_of_a_thread(error: type[Exception]) -> None:
     line = work.__code__.co_firstlineno + (3 if error is ValueError else 4)
     assert said["ended"] == f"a thread ended by {error.__name__} at test_plan.py:{line}"
     if error is torch.OutOfMemoryError:
-        assert said["at least"] == (32 * 65) * MIB + said["context"]
+        assert said["at least"] == (32 * 65) * MIB + said["context"] <= said["needs"]
 
 
 def test_workspaces_of_products(peaks: Peaks) -> None:

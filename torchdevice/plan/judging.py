@@ -94,12 +94,13 @@ _REFUSED = {
 
 
 def _against(plan: Mapping[str, Any], baseline: Mapping[str, Any], grow: float) -> dict[str, Any]:
-    before, now = baseline["needs"], plan["needs"]
+    finished = plan["finished"]
+    before, now = baseline["needs"], plan["needs" if finished else "at least"]
     percent = 100 * (now - before) / max(before, 1)
-    said = (
-        f"The baseline needs {written(before)}, and this {written(now)}: {percent:+.2f} %, of "
-        f"{grow:+g} % allowed."
-    )
+    both = f"The baseline needs {written(before)}, and this {'' if finished else 'at least '}"
+    said = f"{both}{written(now)}: {percent:+.2f} %, of {grow:+g} % allowed."
+    if not finished and percent <= grow:
+        said = f"{both}{written(now)}. The plan does not show how much more it needs."
     changed = [
         f"{name} {baseline['versions'][name]} -> {version}"
         for name, version in plan["versions"].items()
@@ -107,4 +108,4 @@ def _against(plan: Mapping[str, Any], baseline: Mapping[str, Any], grow: float) 
     ]
     if changed:
         said += f" Versions differ: {', '.join(changed)}."
-    return {"said": said, "failed": percent > grow}
+    return {"said": said, "failed": percent > grow or not finished}

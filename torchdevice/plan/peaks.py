@@ -338,12 +338,13 @@ def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str,
     others = other_processes.of(report)
     # Two of each: a step of training has so many.
     of_cublas = 2 * max(map(workspaces.size, peaks.capabilities), default=0)
-    need = other_processes.most(devices, others, peaks.context, of_cublas)
     least = max(
         fitting.at_least(devices, peaks.context),
         other_processes.least(others, peaks.context),
         _refused(peaks, error) + peaks.context,
     )
+    # What was refused is in no peak.
+    need = max(other_processes.most(devices, others, peaks.context, of_cublas), least)
     index = max(peaks.devices, key=lambda each: _peak(peaks, each), default=None)
     if index is None or peaks.chosen_workspace is not None:
         more = None  # they are as large on every GPU
