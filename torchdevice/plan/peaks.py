@@ -11,12 +11,11 @@ import contextlib
 import gc
 import itertools
 import sys
-import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import optimizer as optimizers
@@ -29,6 +28,7 @@ from torchdevice.kernel.journal.callers import Site, caller_frame, program_frame
 from torchdevice.kernel.python.uncaught_errors import last_place
 from torchdevice.kernel.stand_ins import tensors
 from torchdevice.plan import fitting, other_processes, workspaces
+from torchdevice.plan.lost_errors import LostErrors
 from torchdevice.report import Report, formatting, source
 from torchdevice.simulation import model_lookup
 from torchdevice.simulation.observe.assumed_values import ASSUMED, FEWEST, MOST, SKIPS, STEPS
@@ -91,14 +91,6 @@ class Peak:
     _freed: list[_Held] = field(default_factory=list)
 
 
-class _OfThread(NamedTuple):
-    """An error that ended a thread, without its frames, which hold tensors."""
-
-    error: str
-    place: str
-    ran_out: bool
-
-
 class Peaks(Observer):
     """Follows the memory of a context's devices, by observing blocks and operators.
 
@@ -114,7 +106,7 @@ class Peaks(Observer):
         ran_out: Line of the program -> how often memory ran out there.
         gave_up: Whether the program has asked for no memory since it ran out.
         refused: The most bytes of a device that would have been in use where memory ran out.
-        of_threads: What ended threads but the main one.
+        lost: The errors that ended a part of the program, such as a thread.
         placed: The lines that ask for memory, as :func:`sites_here`, while others do it for them.
     """
 
@@ -133,7 +125,7 @@ class Peaks(Observer):
         self.ran_out: Counter[Site] = Counter()
         self.gave_up = False
         self.refused = 0
-        self.of_threads: list[_OfThread] = []
+        self.lost = LostErrors()
         self._held: dict[int, _Held] = {}
         self._ended: deque[_Held] = deque(maxlen=_REMEMBERED)
         self._clock = itertools.count()
@@ -164,30 +156,12 @@ class Peaks(Observer):
             self.traffic = Traffic()
             self._undo.append(self.traffic.follow(context))
         self._undo.append(context.observers.add(self))
-        self._undo.append(self._follow_threads())
+        self._undo.append(self.lost.follow())
         for register in (
             optimizers.register_optimizer_step_pre_hook,
             optimizers.register_optimizer_step_post_hook,
         ):
             self._undo.append(register(self._stepped).remove)
-
-    def _follow_threads(self) -> Callable[[], None]:
-        """Note the errors that end threads from now on, and return what ends this."""
-        before = threading.excepthook
-
-        def note(given: threading.ExceptHookArgs) -> None:
-            error = given.exc_value
-            if error is not None:
-                ran_out = isinstance(error, torch.OutOfMemoryError)
-                self.of_threads.append(_OfThread(_named(error), last_place(error), ran_out))
-            before(given)
-
-        def end() -> None:
-            if threading.excepthook is note:
-                threading.excepthook = before
-
-        threading.excepthook = note
-        return end
 
     def stop(self) -> None:
         """Follow the devices no more. The scope must still be active."""
@@ -393,21 +367,21 @@ def _evidence(
 
 
 def _refused(peaks: Peaks, error: BaseException | None) -> int:
-    """Return the bytes that were refused where the program or a thread ended, or asked for no more,
-    then.
+    """Return the bytes that were refused where the program or a part of it ended, or asked for no
+    more, then.
     """
     ended = peaks.gave_up or isinstance(error, torch.OutOfMemoryError)
-    ended = ended or any(each.ran_out for each in peaks.of_threads)
+    ended = ended or any(each.ran_out for each in peaks.lost.found())
     return peaks.refused if ended else 0
 
 
 def _is_finished(
     peaks: Peaks, error: BaseException | None, others: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Return whether a program came to its end with all its threads and processes, and not because
+    """Return whether a program came to its end with all its parts and processes, and not because
     memory ran out.
     """
-    whole = error is None and not peaks.gave_up and not peaks.of_threads
+    whole = error is None and not peaks.gave_up and not peaks.lost.found()
     return whole and all(each["ended"] for each in others)
 
 
@@ -419,9 +393,9 @@ def _ended(peaks: Peaks, error: BaseException | None, others: Sequence[Mapping[s
         if not place or place.startswith("<frozen "):
             return _named(error)
         return f"{_named(error)} at {place}"
-    if peaks.of_threads:
-        first = peaks.of_threads[0]
-        return f"a thread ended by {first.error} at {first.place}"
+    lost = peaks.lost.found()
+    if lost:
+        return str(lost[0])
     if peaks.gave_up:
         *_, last = peaks.ran_out
         place = source.short(f"{last.file}:{last.line}")
