@@ -473,6 +473,17 @@ def the_fallback_of_mps_is_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def accelerate_is_fresh() -> Iterator[None]:
+    """Let accelerate forget the device of a test, which it keeps for the life of the process."""
+    yield
+    states = sys.modules.get("accelerate.state")
+    if states is not None:
+        states.AcceleratorState._reset_state(True)
+        states.PartialState._reset_state()
+        states.GradientState._reset_state()
+
+
+@pytest.fixture(autouse=True)
 def users_engine(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let a test without an engine use the users' one, also in processes it starts."""
     # Not by monkeypatch, which would then be undone after the scopes of other fixtures have ended.

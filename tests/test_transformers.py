@@ -173,22 +173,6 @@ def train(folder: Path, resume: str | None = None, dropout: float = 0.1, **optio
     return trainer, output
 
 
-@pytest.fixture
-def fresh_accelerate() -> Any:
-    """accelerate keeps its device for the life of the process; each test starts without."""
-    from accelerate.state import AcceleratorState, GradientState, PartialState
-
-    def reset() -> None:
-        AcceleratorState._reset_state(True)
-        PartialState._reset_state()
-        GradientState._reset_state()
-
-    reset()
-    yield
-    reset()
-
-
-@pytest.mark.usefixtures("fresh_accelerate")
 class TestTrainer:
     OPTIONS: dict[str, dict[str, Any]] = {
         "float32": {},
@@ -319,7 +303,6 @@ def test_streaming_from_a_thread(target: str) -> None:
 # ---- accelerate, PEFT, Lightning -----------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("precision", ["no", "fp16", "bf16"])
 def test_accelerate(target: str, precision: str) -> None:
     from accelerate import Accelerator
@@ -346,7 +329,6 @@ def test_accelerate(target: str, precision: str) -> None:
         assert (accelerator.scaler is not None) == (precision == "fp16")
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("precision", ["no", "fp16"])
 def test_accelerates_device_is_that_of_its_tensors(target: str, kind: str, precision: str) -> None:
     from accelerate import Accelerator
@@ -372,7 +354,6 @@ def test_accelerates_device_is_that_of_its_tensors(target: str, kind: str, preci
     assert not hasattr(AcceleratorState, "device") and not hasattr(PartialState, "device")
 
 
-@pytest.mark.usefixtures("fresh_accelerate")
 def test_accelerate_on_the_cpu_stays_there(target: str) -> None:
     from accelerate import Accelerator
 

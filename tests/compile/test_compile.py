@@ -869,19 +869,14 @@ class TestTransformers:
 
     def test_accelerates_plugin(self, cuda: torchdevice.Scope) -> None:
         from accelerate import Accelerator
-        from accelerate.state import AcceleratorState, GradientState
         from accelerate.utils import TorchDynamoPlugin
 
-        for state in (AcceleratorState, GradientState):
-            state._reset_state()
         accelerator = Accelerator(dynamo_plugin=TorchDynamoPlugin(backend="aot_eager"))
         model = torch.nn.Linear(4, 4)
         model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
         loss = model(torch.ones(2, 4, device=accelerator.device)).sum()
         accelerator.backward(loss)
         assert isinstance(model, torch._dynamo.OptimizedModule)
-        for state in (AcceleratorState, GradientState):
-            state._reset_state()
 
 
 @pytest.mark.one_engine
