@@ -27,12 +27,12 @@ _MADE = _ROOT / "build" / "reference"
 
 
 def on_config(config: Any) -> Any:
-    """Say the version below each page; in a workflow of GitHub, link to the repository and to each
+    """Show the version in the header; in a workflow of GitHub, link to the repository and to each
     page's source.
     """
     found = re.search(r'__version__ = "(.+)"', _VERSION.read_text())
     assert found is not None
-    config.copyright = f"torchdevice {found[1]}"
+    config.site_name = f"torchdevice {found[1]}"
     server, repository = os.environ.get("GITHUB_SERVER_URL"), os.environ.get("GITHUB_REPOSITORY")
     if server and repository:
         config.repo_url, config.repo_name = f"{server}/{repository}", repository
