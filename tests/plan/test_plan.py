@@ -506,6 +506,14 @@ def test_the_plan_is_shown_though_ctrl_c_was_pressed_twice(
     assert "It needs at least 516.00 MiB" in printed and "Exception ignored" not in printed
 
 
+@pytest.mark.parametrize("flags", [(), ("--world-size", "4")])
+def test_the_number_of_gpus_needs_no_target(flags: tuple[str, ...]) -> None:
+    program = "import torch; torch.ones(8, device='cuda:2'); print(torch.cuda.device_count())"
+    done = run_command("plan", "--devices", "3", *flags, "-c", program)
+    assert done.returncode == 0 and done.stdout.startswith("3\n"), done.stderr
+    assert "peak of cuda:2 at" in done.stdout
+
+
 def test_a_program_that_ends_without_a_plan() -> None:
     done = run_command("plan", "--fits", "t4", "-c", "import os; os._exit(0)")
     assert done.returncode == 1 and "the program ended without a plan" in done.stderr

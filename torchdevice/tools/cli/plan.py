@@ -340,7 +340,9 @@ def _choose_device(options: argparse.Namespace) -> None:
     """Let the program be the rank that is planned, on a GPU of 1 TiB unless a target is named."""
     count, on_machine = options.world_size, options.ranks_per_machine
     if options.target is None:
-        options.target = f"simulated:cuda:{min(count or 1, on_machine)}"
+        devices = options.devices or min(count or 1, on_machine)
+        # The target has the number, and an option that repeats it would contradict it.
+        options.target, options.devices = f"simulated:cuda:{devices}", None
         options.memory = options.memory or 1 << 40
     if count is not None:
         rank = options.rank or 0
