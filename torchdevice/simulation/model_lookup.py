@@ -57,7 +57,7 @@ class DeviceModel:
     Attributes:
         base: The profile whose rules hold: ``"cuda"``, ``"mps"`` or ``"strict"``.
         capability: The option of that name; None for its default.
-        memory: The option of that name; None for no limit.
+        memory: The option of that name; None for its default.
         context: The option of that name; None for no memory.
         properties: The option of that name.
         unsupported_dtypes: Names of dtypes that the device cannot hold, besides those of the

@@ -46,8 +46,8 @@ class SimulationOptions(Options):
     """The options of simulated devices.
 
     Attributes:
-        memory: Memory of each simulated device, in bytes or as a text such as 8GiB. Default: no
-            limit.
+        memory: Memory of each simulated device, in bytes or as a text such as 8GiB. Default: that
+            of a model with a name (simulated:t4), and otherwise this machine's.
         context: Memory that CUDA and its libraries take from each simulated device, in bytes or as
             a text such as 512MiB. Default: 512MiB for a model with a name (simulated:t4) whose
             memory is not set, and otherwise none.
