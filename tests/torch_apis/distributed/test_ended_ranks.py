@@ -42,6 +42,9 @@ if dist.get_rank() == 2:
         raise ValueError("no data")
     if sys.argv[1] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[1] == "at once":
+        os._exit(7)
+    assert sys.argv[1] != "assertion"
 dist.all_reduce(x)
 """
 
@@ -52,6 +55,8 @@ TOLD = {
     ),
     "error": "cannot end: rank 2 failed at ranks.py:17 with ValueError: no data.",
     "killed": "cannot end: rank 2 was killed by SIGKILL, as the system does where memory runs out.",
+    "at once": "cannot end: rank 2 ended with exit code 7.",
+    "assertion": "cannot end: rank 2 failed at ranks.py:22 with AssertionError. The other ranks",
     "sizes": (
         "Only the sizes differ. Give tensors with as many elements on every rank, padded to the "
         "largest."
@@ -99,7 +104,7 @@ def test_ranks_are_told_which_rank_ended_and_how(case: str, tmp_path: Path) -> N
     first = re.match(r"torchdevice: rank (\d) failed first(.*)\n", done.stderr)
     assert first is not None and (case in ("exit", "sizes") or first[1] == "2"), done.stderr
     assert done.stderr.count("Traceback (most recent call last)") == (
-        0 if case == "killed" else 1
+        0 if case in ("killed", "at once") else 1
     ), "that of the first"
     others = re.findall(r"(?m)^torchdevice: (ranks?) [\d, ]+: failed at ranks\.py:\d+", done.stderr)
     assert others == (["rank"] if case == "exit" else ["ranks"]), done.stderr
@@ -124,7 +129,7 @@ def test_torchruns_own_text_is_followed_by_the_lines_of_the_program(
             "killed": ": killed by SIGKILL, as the system does where memory runs out.",
         }[case]
     )
-    assert others.startswith("torchdevice: ranks 0, 1: failed at ranks.py:20: "), done.stderr
+    assert others.startswith("torchdevice: ranks 0, 1: failed at ranks.py:23: "), done.stderr
     assert TOLD[case] in others
 
 

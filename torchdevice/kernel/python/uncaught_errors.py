@@ -320,4 +320,5 @@ def told_failure() -> str:
         return f"ended with exit status {error.code}" if error.code else ""
     if error is None:
         return ""
-    return f"failed at {last_place(error)} with {type(error).__name__}: {error}"
+    said = f"{type(error).__name__}: {error}".removesuffix(": ")  # an error may have no text
+    return f"failed at {last_place(error)} with {said}"

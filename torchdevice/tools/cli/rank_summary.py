@@ -118,7 +118,7 @@ def failed(ended: Mapping[int, Any], *, has_shown: bool = False) -> Iterator[str
     else:
         yield f"torchdevice: rank {first} failed first{_at(known)}:"
         yield known.traceback.rstrip()
-    killed = "" if known is not None else f"rank {first} was {_end(ended[first])}"
+    killed = "" if known is not None else f"rank {first} {_how_it_ended(ended[first])}"
     places = rank_notes.stacks()
     others = {}
     for rank in ended.keys() - {first}:
@@ -158,6 +158,10 @@ def _line(note: Failure) -> str:
     """Return the first line of an error that is about its cause."""
     # After these words of torch, NCCL's errors have a line of source, and the cause at the end.
     return note.error.rpartition("\nLast error:\n")[2].partition("\n")[0]
+
+
+def _how_it_ended(failure: Any) -> str:
+    return f"{'ended with' if failure.exitcode >= 0 else 'was'} {_end(failure)}"
 
 
 def _end(failure: Any, place: str | None = None) -> str:
