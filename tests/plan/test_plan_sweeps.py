@@ -101,6 +101,8 @@ def test_of_several_names_the_values_that_need_the_most_count() -> None:
     assert found["largest"]["t4"] == {"batch": "1", "LAYERS": "2"}
     assert found["largest"]["h100"] == {"batch": "2", "LAYERS": "2"}
     assert len(sweeping.data(sweeps, {0: plan(5)})["plans"]) == 1, "those that ended before Ctrl-C"
+    found = sweeping.data(sweeps, {0: plan(5), 1: plan(8), 2: plan(5), 3: plan(8)})
+    assert found["largest"]["t4"] == {"batch": "2", "LAYERS": "2"}, "the larger of equal needs"
 
 
 def test_as_many_plans_run_at_once_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:

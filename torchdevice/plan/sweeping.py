@@ -268,18 +268,24 @@ def data(sweeps: Sequence[Sweep], plans: Mapping[int, dict[str, Any]]) -> dict[s
 
 
 def _largest(model: str, plans: Sequence[Mapping[str, Any]]) -> Values | None:
-    """Return the values of the largest fitting plan; of one name, those of largest value."""
+    """Return the values of the largest fitting plan."""
     fit = [each for each in plans if fitting.says_yes(each, model)]
     return max(fit, key=_size)["values"] if fit else None
 
 
-def _size(plan: Mapping[str, Any]) -> tuple[float, int]:
-    values = list(plan["values"].values())
-    if len(values) == 1 and re.fullmatch(r"[0-9]+(\.[0-9]*)?", values[0]):
-        number = float(values[0])
-    else:
-        number = 0.0
-    return number, plan["needs"]
+def _size(plan: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return what the plans of a sweep are ordered by: of one name its value, of several the need.
+
+    Small programs need the same for several values, of which the largest counts.
+    """
+    numbers = [_number(each) for each in plan["values"].values()]
+    if len(numbers) == 1:
+        return *numbers, plan["needs"]
+    return plan["needs"], *numbers
+
+
+def _number(value: str) -> float:
+    return float(value) if re.fullmatch(r"[0-9]+(\.[0-9]*)?", value) else 0.0
 
 
 def tables(found: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
