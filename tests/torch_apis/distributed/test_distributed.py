@@ -138,6 +138,14 @@ class TestGroupOfOneRank:
         with pytest.raises(kind, match=re.escape(said)):
             call()
 
+    def test_floats_of_8_bits_are_moved_and_not_added(self, kind: str) -> None:
+        if kind == "mps":
+            pytest.skip("a Mac has none")
+        values = ones(3, dtype=torch.float8_e4m3fn)
+        dist.broadcast(values, 0)
+        with pytest.raises(RuntimeError, match="Float8 dtypes are not"):
+            dist.all_reduce(values)
+
     def test_tensors_on_the_cpu_are_those_of_gloo(
         self, kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
