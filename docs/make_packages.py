@@ -102,9 +102,10 @@ The modules end with the last scope of the process, and `sys.modules` is then as
 the process, in no scope, finds a module that the program has imported.
 
 The kernels of a package refuse some inputs: flash_attn's float32, for example, causal_conv1d's a width of 5, and those
-of xformers keys with fewer heads. The stand-ins of these packages and of mamba_ssm refuse them in the package's words
-on simulated GPUs, and take them on other targets. Dropout draws torch's numbers, which is reported as approximate, so
-`strict=True` refuses it. Calls appear in the [report](report.md#the-report) at the program's line.
+of xformers keys with fewer heads. On simulated GPUs the stand-ins of these packages, and of mamba_ssm, apex,
+torch_scatter, mmcv and Deformable DETR, refuse them in the package's words. On other targets they take them. Dropout
+draws torch's numbers, which is reported as approximate, so `strict=True` refuses it. Calls appear in the
+[report](report.md#the-report) at the program's line.
 
 A stand-in takes 1.0 to 1.2 times as long as torch's operators for the same mathematics. It is measured by
 `python -m benchmarks --packages`.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchdevice.packages.extension_refusals import check_norm
 from torchdevice.packages.normalization import Way, normalized
 from torchdevice.packages.registry import in_autocast_dtype, refuses, stands_in, unseen
 
@@ -16,12 +17,24 @@ _MODULE = "apex.normalization.fused_layer_norm"
 
 
 def _over(
-    x: torch.Tensor, weight: Any, bias: Any, shape: Sequence[int], way: Way, is_mixed: bool = False
+    x: torch.Tensor,
+    weight: Any,
+    bias: Any,
+    shape: Sequence[int],
+    way: Way,
+    is_mixed: bool = False,
+    of_module: bool = False,
 ) -> torch.Tensor:
     """Return x normalized over its last dimensions, which have a shape.
 
     The result has the dtype of x; with ``is_mixed`` that of the weight.
     """
+    x = in_autocast_dtype(x)
+    if weight is not None:
+        weight = in_autocast_dtype(weight)
+    if bias is not None:
+        bias = in_autocast_dtype(bias)
+    check_norm(x, weight, bias, shape, is_rms=way.is_rms, is_mixed=is_mixed, of_module=of_module)
     with unseen():
         whole = x.shape
     if tuple(whole[len(whole) - len(shape) :]) != tuple(shape):
@@ -29,11 +42,6 @@ def _over(
             f"x has the shape {tuple(whole)}, which does not end in "
             f"normalized_shape={tuple(shape)}."
         )
-    x = in_autocast_dtype(x)
-    if weight is not None:
-        weight = in_autocast_dtype(weight)
-    if bias is not None:
-        bias = in_autocast_dtype(bias)
     dtype = x.dtype
     if is_mixed and weight is not None:
         dtype = weight.dtype
@@ -130,7 +138,7 @@ class _Fused(nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         bias = None if self.is_rms else self.bias
         way = Way(self.eps, self.is_rms)
-        return _over(input, self.weight, bias, self.normalized_shape, way, self.mixed)
+        return _over(input, self.weight, bias, self.normalized_shape, way, self.mixed, True)
 
     def extra_repr(self) -> str:
         return (

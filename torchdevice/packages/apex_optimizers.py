@@ -8,11 +8,20 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from torchdevice.packages.extension_refusals import check_master_weights, check_optimized
 from torchdevice.packages.registry import on_simulated_gpu, refuses, stands_in, widened
+
+_WITH_KERNELS = (torch.float16, torch.float32)
 
 
 class _Fused(Optimizer):
-    """An optimizer that updates one parameter after the other."""
+    """An optimizer that updates one parameter after the other.
+
+    Attributes:
+        taken: The dtypes that it takes on a GPU.
+    """
+
+    taken: tuple[torch.dtype, ...] = _WITH_KERNELS
 
     def __init__(self, params: Any, defaults: dict[str, Any], set_grad_none: bool) -> None:
         super().__init__(params, defaults)
@@ -48,6 +57,7 @@ class _Fused(Optimizer):
                 raise RuntimeError(
                     f"{type(self).__name__} takes no sparse gradients. Use torch.optim.SparseAdam."
                 )
+            check_optimized(type(self).__name__, parameter, parameter.grad, self.taken)
             gradient = _wide(parameter.grad)
             if factor != 1:
                 gradient = gradient * factor
@@ -96,6 +106,8 @@ class FusedAdam(_Fused):
         master_weights: Whether float32 copies of parameters in half precision are kept and updated.
     """
 
+    taken = (*_WITH_KERNELS, torch.bfloat16)
+
     def __init__(
         self,
         params: Any,
@@ -111,6 +123,7 @@ class FusedAdam(_Fused):
         master_weights: bool = False,
     ) -> None:
         _refuse_amsgrad("FusedAdam", amsgrad)
+        check_master_weights(master_weights, capturable)
         defaults = {
             "lr": lr,
             "bias_correction": bias_correction,
@@ -226,6 +239,13 @@ class FusedSGD(_Fused):
         super().__init__(params, {**defaults, "nesterov": nesterov}, set_grad_none)
         self.wd_after_momentum = wd_after_momentum
 
+    def _gradients(self, group: Any, factor: float) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        if on_simulated_gpu():
+            # A GPU leaves parameters of other dtypes as they are, without an error.
+            updated = [each for each in group["params"] if each.dtype in self.taken]
+            group = {**group, "params": updated}
+        return super()._gradients(group, factor)
+
     def _update(
         self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any
     ) -> None:
@@ -299,12 +319,6 @@ class _OfLayers(_Fused):
             return 1.0, 1.0
         first, second = group["betas"]
         return 1 - first ** group["step"], 1 - second ** group["step"]
-
-    def _check(self, parameter: torch.Tensor) -> None:
-        """Check on a simulated GPU that there is a kernel for the dtype."""
-        kernels = torch.float16, torch.float32
-        if on_simulated_gpu() and parameter.dtype not in kernels:
-            raise RuntimeError(f"{type(self).__name__} only support fp16 and fp32.")
 
     def _averaged(
         self, parameter: torch.Tensor, gradient: torch.Tensor, group: Any
@@ -386,7 +400,6 @@ class FusedLAMB(_OfLayers):
     def _update(
         self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any
     ) -> None:
-        self._check(parameter)
         state = self.state[parameter]
         weights = parameter.to(wide)
         decay = group["weight_decay"]
@@ -483,7 +496,6 @@ class FusedNovoGrad(_OfLayers):
                 continue
             kept[place] = self._norms([gradient for _, gradient in part], kept[place], group)
             for (parameter, gradient), norm in zip(part, kept[place], strict=True):
-                self._check(parameter)
                 self._update_by(parameter, gradient, norm.to(gradient), group)
 
     def _norms(

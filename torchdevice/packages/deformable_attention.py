@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from torchdevice.packages.extension_refusals import dispatches, reads_as
+from torchdevice.packages.kernel_refusals import is_on_gpu, require
 from torchdevice.packages.registry import on_simulated_gpu, stands_in, without_autocast
 
 _MODULE = "MultiScaleDeformableAttention"
@@ -48,7 +50,7 @@ def _attended(
         return found.transpose(1, 2).contiguous()
 
 
-def _check(value: torch.Tensor, im2col_step: int) -> None:
+def _check(im2col_step: int, **tensors: torch.Tensor) -> None:
     """Check what the package's kernel refuses, on a simulated GPU.
 
     Raises:
@@ -56,11 +58,67 @@ def _check(value: torch.Tensor, im2col_step: int) -> None:
     """
     if not on_simulated_gpu():
         return
-    step = min(len(value), im2col_step)
-    if not value.is_contiguous():
-        raise RuntimeError("value tensor has to be contiguous")
-    if len(value) % step:
-        raise RuntimeError(f"batch({len(value)}) must divide im2col_step({step})")
+    batch = len(tensors["value"])
+    step = min(batch, im2col_step)
+    for name, each in tensors.items():
+        require(each.is_contiguous(), f"{name} tensor has to be contiguous")
+    for name, each in tensors.items():
+        require(is_on_gpu(each), f"{name} must be a CUDA tensor")
+    require(batch % step == 0, f"batch({batch}) must divide im2col_step({step})")
+
+
+def of_maps(
+    value: torch.Tensor,
+    spatial_shapes: torch.Tensor,
+    level_start_index: torch.Tensor,
+    sampling_loc: torch.Tensor,
+    attn_weight: torch.Tensor,
+    im2col_step: int,
+) -> torch.Tensor:
+    """Return what :func:`ms_deform_attn_forward` does, of every dtype."""
+    _check(
+        im2col_step,
+        value=value,
+        spatial_shapes=spatial_shapes,
+        level_start_index=level_start_index,
+        sampling_loc=sampling_loc,
+        attn_weight=attn_weight,
+    )
+    with torch.no_grad():
+        return _attended(value, spatial_shapes.tolist(), sampling_loc, attn_weight)
+
+
+def of_maps_backward(
+    value: torch.Tensor,
+    spatial_shapes: torch.Tensor,
+    level_start_index: torch.Tensor,
+    sampling_loc: torch.Tensor,
+    attn_weight: torch.Tensor,
+    grad_output: torch.Tensor,
+    im2col_step: int,
+) -> list[torch.Tensor]:
+    """Return what :func:`ms_deform_attn_backward` does, of every dtype."""
+    _check(
+        im2col_step,
+        value=value,
+        spatial_shapes=spatial_shapes,
+        level_start_index=level_start_index,
+        sampling_loc=sampling_loc,
+        attn_weight=attn_weight,
+        grad_output=grad_output,
+    )
+    with torch.enable_grad():
+        leaves = [each.detach().requires_grad_() for each in (value, sampling_loc, attn_weight)]
+        out = _attended(leaves[0], spatial_shapes.tolist(), leaves[1], leaves[2])
+        return list(torch.autograd.grad(out, leaves, grad_output))
+
+
+def _check_kind(kernel: str, value: torch.Tensor, *others: torch.Tensor) -> None:
+    """Check the devices and dtypes that the package's kernel refuses, on a simulated GPU."""
+    if on_simulated_gpu():
+        require(is_on_gpu(value), "Not implemented on the CPU")
+        dispatches(kernel, value.dtype, (torch.float32, torch.float64))
+        reads_as(value.dtype, others)
 
 
 @stands_in(f"{_MODULE}.ms_deform_attn_forward")
@@ -82,9 +140,9 @@ def ms_deform_attn_forward(
         attn_weight: The weights: (batch, queries, heads, maps, points).
         im2col_step: How many of the batch a kernel computes at once. Not needed here.
     """
-    _check(value, im2col_step)
-    with torch.no_grad():
-        return _attended(value, spatial_shapes.tolist(), sampling_loc, attn_weight)
+    _check_kind("ms_deform_attn_forward_cuda", value, sampling_loc, attn_weight)
+    given = value, spatial_shapes, level_start_index, sampling_loc, attn_weight
+    return of_maps(*given, im2col_step)
 
 
 @stands_in(f"{_MODULE}.ms_deform_attn_backward")
@@ -103,8 +161,6 @@ def ms_deform_attn_backward(
         value: As in :func:`ms_deform_attn_forward`, and so are the others.
         grad_output: The gradient of the attention.
     """
-    _check(value, im2col_step)
-    with torch.enable_grad():
-        leaves = [each.detach().requires_grad_() for each in (value, sampling_loc, attn_weight)]
-        out = _attended(leaves[0], spatial_shapes.tolist(), leaves[1], leaves[2])
-        return list(torch.autograd.grad(out, leaves, grad_output))
+    _check_kind("ms_deform_attn_backward_cuda", value, sampling_loc, attn_weight, grad_output)
+    given = value, spatial_shapes, level_start_index, sampling_loc, attn_weight
+    return of_maps_backward(*given, grad_output, im2col_step)

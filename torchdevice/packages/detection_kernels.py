@@ -6,6 +6,8 @@ made, and gradients are computed by differentiating the mathematics again.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,15 +15,72 @@ import torch
 from torch.nn import functional
 
 from torchdevice.kernel.thread_state import refuse
-from torchdevice.packages.deformable_attention import ms_deform_attn_backward as of_maps_backward
-from torchdevice.packages.deformable_attention import ms_deform_attn_forward as of_maps
-from torchdevice.packages.registry import has, stands_in, widened, without_autocast
+from torchdevice.packages.deformable_attention import of_maps, of_maps_backward
+from torchdevice.packages.extension_refusals import (
+    Convolution,
+    check_deformed,
+    check_kernel,
+    check_modulated,
+    check_on_cpu,
+    check_whole_memory,
+)
+from torchdevice.packages.registry import (
+    has,
+    on_simulated_gpu,
+    stands_in,
+    widened,
+    without_autocast,
+)
 
 _EXT = "mmcv._ext"
 
 
 def _both(name: str, other: str = "") -> str:
     return f"{_EXT}.{name} detectron2._C.{other or name}"
+
+
+def _of_mmcv(
+    name: str, check: Callable[[dict[str, Any]], None]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a kernel of detectron2 as mmcv's too, which checks its arguments first.
+
+    Args:
+        name: What mmcv calls it.
+        check: What checks the arguments, by their names.
+    """
+
+    def register(function: Any) -> Any:
+        kernel = function.__wrapped__
+        signature = inspect.signature(kernel)
+
+        @functools.wraps(kernel)
+        def checked(*args: Any, **kwargs: Any) -> None:
+            if on_simulated_gpu() and not torch.compiler.is_compiling():
+                check(signature.bind(*args, **kwargs).arguments)
+            kernel(*args, **kwargs)
+
+        stands_in(f"{_EXT}.{name}")(checked)
+        return function
+
+    return register
+
+
+def _check_deformed(given: dict[str, Any]) -> None:
+    check_whole_memory(
+        {name: each for name, each in given.items() if isinstance(each, torch.Tensor)}
+    )
+    pairs: Any = [(given[f"{name}H"], given[f"{name}W"]) for name in ("k", "d", "pad", "dilation")]
+    how = Convolution(*pairs, groups=given["group"], deform_groups=given["deformable_group"])
+    weight = given["weight"] if "weight" in given else given["gradWeight"]
+    check_deformed(given["input"], weight, given["offset"], how)
+
+
+def _check_modulated(given: dict[str, Any]) -> None:
+    pairs: Any = [
+        (given[f"{name}_h"], given[f"{name}_w"]) for name in ("kernel", "stride", "pad", "dilation")
+    ]
+    how = Convolution(*pairs, groups=given["group"], deform_groups=given["deformable_group"])
+    check_modulated(given["input"], given["weight"], given["offset"], given["mask"], how)
 
 
 def _gradients(
@@ -140,7 +199,8 @@ def _places(
     return whole.reshape(-1, rows, columns)
 
 
-@stands_in(_both("deform_conv_forward"))
+@_of_mmcv("deform_conv_forward", _check_deformed)
+@stands_in("detectron2._C.deform_conv_forward")
 def deform_conv_forward(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -165,7 +225,8 @@ def deform_conv_forward(
     output.copy_(deformed(input, weight, offset, None, None, window))
 
 
-@stands_in(_both("deform_conv_backward_input"))
+@_of_mmcv("deform_conv_backward_input", _check_deformed)
+@stands_in("detectron2._C.deform_conv_backward_input")
 def deform_conv_backward_input(
     input: torch.Tensor,
     offset: torch.Tensor,
@@ -195,7 +256,8 @@ def deform_conv_backward_input(
     gradOffset.copy_(of_offset)
 
 
-@stands_in(_both("deform_conv_backward_parameters", "deform_conv_backward_filter"))
+@_of_mmcv("deform_conv_backward_parameters", _check_deformed)
+@stands_in("detectron2._C.deform_conv_backward_filter")
 def deform_conv_backward_parameters(
     input: torch.Tensor,
     offset: torch.Tensor,
@@ -226,7 +288,8 @@ def deform_conv_backward_parameters(
     gradWeight.add_(found, alpha=scale)
 
 
-@stands_in(_both("modulated_deform_conv_forward"))
+@_of_mmcv("modulated_deform_conv_forward", _check_modulated)
+@stands_in("detectron2._C.modulated_deform_conv_forward")
 def modulated_deform_conv_forward(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -257,7 +320,8 @@ def modulated_deform_conv_forward(
     output.copy_(deformed(input, weight, offset, mask, added, window).view_as(output))
 
 
-@stands_in(_both("modulated_deform_conv_backward"))
+@_of_mmcv("modulated_deform_conv_backward", _check_modulated)
+@stands_in("detectron2._C.modulated_deform_conv_backward")
 def modulated_deform_conv_backward(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -394,6 +458,16 @@ def roi_align_forward(
 ) -> None:
     """Write what regions of maps have in the cells of a grid: their means."""
     _check_mean(pool_mode)
+    check_kernel(
+        "roi_align_forward_impl",
+        "roi_align_forward_cuda_kernel",
+        input,
+        rois,
+        output,
+        argmax_y,
+        argmax_x,
+        same=(1, 2, 3, 4),
+    )
     size = aligned_height, aligned_width
     more = spatial_scale, sampling_ratio, aligned
     output.copy_(_ALIGNED(input, rois, size, *more))
@@ -423,6 +497,16 @@ def roi_align_backward(
 ) -> None:
     """Write the gradient of the maps."""
     _check_mean(pool_mode)
+    check_kernel(
+        "roi_align_backward_impl",
+        "roi_align_backward_cuda_kernel",
+        grad_output,
+        rois,
+        argmax_y,
+        argmax_x,
+        grad_input,
+        same=(1, 2, 3, 4),
+    )
     size = aligned_height, aligned_width
     more = spatial_scale, sampling_ratio, aligned
     (found,) = _gradients(
@@ -469,6 +553,8 @@ def nms(
     Returns:
         Their numbers, by falling scores.
     """
+    read = (0,) if boxes.numel() else ()
+    check_kernel("nms_impl", "", boxes, scores, same=read, dtype=torch.float32)
     order = scores.sort(descending=True).indices
     # The decisions follow each other, on the CPU.
     sorted_boxes = boxes[order].float().cpu()
@@ -488,6 +574,7 @@ def nms_match(dets: torch.Tensor, iou_threshold: float) -> list[list[int]]:
         dets: Left, top, right, bottom and score: (boxes, 5).
         iou_threshold: The overlap from which on boxes are left out.
     """
+    check_on_cpu("nms_match_impl", dets)
     left = dets[:, 4].sort(descending=True).indices.cpu()
     boxes = dets[:, :4].float().cpu()
     found = []
@@ -521,6 +608,7 @@ def softnms(
         method: 0 for leaving boxes out, 1 for a factor that falls linearly, 2 for a Gaussian.
         offset: Added to widths and heights.
     """
+    check_on_cpu("softnms_impl", boxes)
     scores = scores.clone()
     left = torch.arange(len(boxes), device=boxes.device)
     kept: list[int] = []
@@ -562,6 +650,9 @@ def bbox_overlaps(
         aligned: Whether boxes of one place are compared.
         offset: Added to widths and heights.
     """
+    check_kernel(
+        "bbox_overlaps_impl", "bbox_overlaps_cuda_kernel", bboxes1, bboxes2, ious, same=(1, 2)
+    )
     one = bboxes1 if aligned else bboxes1[:, None]
     ious.copy_(overlaps(one, bboxes2, offset, of_first=mode == 1))
 
@@ -601,6 +692,17 @@ def sigmoid_focal_loss_forward(
     alpha: float,
 ) -> None:
     """Write the focal loss of each class."""
+    check_kernel(
+        "sigmoid_focal_loss_forward_impl",
+        "sigmoid_focal_loss_forward_cuda_kernel",
+        input,
+        target,
+        weight,
+        output,
+        same=(2, 3),
+        whole=(1,),
+        has_cpu=False,
+    )
     output.copy_(focal_loss(input, target, weight, gamma, alpha))
 
 
@@ -614,6 +716,17 @@ def sigmoid_focal_loss_backward(
     alpha: float,
 ) -> None:
     """Write the gradient of the sum of the focal losses."""
+    check_kernel(
+        "sigmoid_focal_loss_backward_impl",
+        "sigmoid_focal_loss_backward_cuda_kernel",
+        input,
+        target,
+        weight,
+        grad_input,
+        same=(2, 3),
+        whole=(1,),
+        has_cpu=False,
+    )
     (found,) = _gradients(
         lambda logits: focal_loss(logits, target, weight, gamma, alpha),
         [input],
@@ -646,6 +759,17 @@ def softmax_focal_loss_forward(
     alpha: float,
 ) -> None:
     """Write the focal loss of each row, whose probabilities are given."""
+    check_kernel(
+        "softmax_focal_loss_forward_impl",
+        "softmax_focal_loss_forward_cuda_kernel",
+        input,
+        target,
+        weight,
+        output,
+        same=(2, 3),
+        whole=(1,),
+        has_cpu=False,
+    )
     probability, factor = _of_targets(input, target, weight)
     loss = -alpha * (1 - probability) ** gamma * probability.clamp(min=_LEAST).log()
     output.copy_(loss * factor)
@@ -662,6 +786,18 @@ def softmax_focal_loss_backward(
     alpha: float,
 ) -> None:
     """Write the gradient of the sum of the focal losses, with respect to the scores."""
+    check_kernel(
+        "softmax_focal_loss_backward_impl",
+        "softmax_focal_loss_backward_cuda1_kernel",
+        input,
+        target,
+        weight,
+        buff,
+        grad_input,
+        same=(2, 3, 4),
+        whole=(1,),
+        has_cpu=False,
+    )
     probability, factor = _of_targets(input, target, weight)
     # By the formula, not by autograd: a probability of 0 has a gradient too.
     rest = 1 - probability
@@ -685,8 +821,20 @@ def ms_deform_attn_forward(
     im2col_step: int,
 ) -> torch.Tensor:
     """Return the attention to points of maps (batch, queries, heads * size of a head)."""
+    check_kernel(
+        "ms_deform_attn_impl_forward",
+        "ms_deform_attn_forward_cuda",
+        value,
+        value_spatial_shapes,
+        value_level_start_index,
+        sampling_locations,
+        attention_weights,
+        same=(3, 4),
+        whole=(1, 2),
+        has_cpu=False,
+    )
     given = value, value_spatial_shapes, value_level_start_index, sampling_locations
-    return of_maps.__wrapped__(*given, attention_weights, im2col_step)  # type: ignore[attr-defined]
+    return of_maps(*given, attention_weights, im2col_step)
 
 
 @stands_in(f"{_EXT}.ms_deform_attn_backward")
@@ -703,10 +851,24 @@ def ms_deform_attn_backward(
     im2col_step: int,
 ) -> None:
     """Write the gradients of the maps, of the points and of the weights."""
-    given = value, value_spatial_shapes, value_level_start_index, sampling_locations
-    found = of_maps_backward.__wrapped__(  # type: ignore[attr-defined]
-        *given, attention_weights, grad_output, im2col_step
+    check_kernel(
+        "ms_deform_attn_impl_backward",
+        "ms_deform_attn_backward_cuda",
+        value,
+        value_spatial_shapes,
+        value_level_start_index,
+        sampling_locations,
+        attention_weights,
+        grad_output,
+        grad_value,
+        grad_sampling_loc,
+        grad_attn_weight,
+        same=(3, 4, 5, 6, 7, 8),
+        whole=(1, 2),
+        has_cpu=False,
     )
+    given = value, value_spatial_shapes, value_level_start_index, sampling_locations
+    found = of_maps_backward(*given, attention_weights, grad_output, im2col_step)
     written = grad_value, grad_sampling_loc, grad_attn_weight
     for target, gradient in zip(written, found, strict=True):
         target.copy_(gradient)

@@ -23,7 +23,8 @@ def _capability(tensor: torch.Tensor) -> tuple[int, int]:
     return context.devices.figure("capability", max(0, tensor.get_device()))
 
 
-def _is_on_gpu(tensor: torch.Tensor) -> bool:
+def is_on_gpu(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is on a GPU of this thread's scope."""
     context: Any = state.context
     return tensor.is_cuda or tensor.device.type == context.device_type
 
@@ -31,7 +32,7 @@ def _is_on_gpu(tensor: torch.Tensor) -> bool:
 # ---- checks of C++ -------------------------------------------------------------------------------
 
 
-def _expect(condition: str, holds: bool) -> None:
+def expect(condition: str, holds: bool) -> None:
     """Check what a TORCH_CHECK without words of its own does."""
     if not holds:
         raise RuntimeError(
@@ -41,7 +42,8 @@ def _expect(condition: str, holds: bool) -> None:
         )
 
 
-def _require(holds: bool, words: str) -> None:
+def require(holds: bool, words: str) -> None:
+    """Check what a TORCH_CHECK with words of its own does."""
     if not holds:
         raise RuntimeError(words)
 
@@ -53,19 +55,19 @@ def _shape(name: str, tensor: torch.Tensor | None, sizes: dict[str, int]) -> Non
 
 def _on_gpu(tensors: dict[str, torch.Tensor | None]) -> None:
     for name, tensor in tensors.items():
-        _expect(f"{name}.is_cuda()", tensor is None or _is_on_gpu(tensor))
+        expect(f"{name}.is_cuda()", tensor is None or is_on_gpu(tensor))
 
 
 def _of_dtype(tensors: dict[str, torch.Tensor | None], dtype: torch.dtype, words: str) -> None:
     for name, tensor in tensors.items():
-        _expect(f"{name}.scalar_type() == {words}", tensor is None or tensor.dtype == dtype)
+        expect(f"{name}.scalar_type() == {words}", tensor is None or tensor.dtype == dtype)
 
 
 def _is_wide_or_half(name: str, tensor: torch.Tensor) -> None:
     one_of = " || ".join(
         f"{name} == at::ScalarType::{kind}" for kind in ("Float", "Half", "BFloat16")
     )
-    _expect(one_of, tensor.dtype in _WIDE_AND_HALF)
+    expect(one_of, tensor.dtype in _WIDE_AND_HALF)
 
 
 # ---- causal_conv1d -------------------------------------------------------------------------------
@@ -91,10 +93,10 @@ def check_convolution(
     # The package copies a tensor of which neither dimension is contiguous.
     is_channel_last = x.stride(1) == 1 and x.stride(2) > 1
     if is_channel_last:
-        _require(
+        require(
             dim % 8 == 0, "causal_conv1d only supports channel dimension divisible by 8 for now"
         )
-        _require(
+        require(
             x.stride(2) % 8 == 0 and x.stride(0) % 8 == 0,
             "causal_conv1d with channel last layout requires strides (x.stride(0) and x.stride(2)) "
             "to be multiples of "
@@ -106,7 +108,7 @@ def check_convolution(
         ("initial_states", initial_states is not None),
         ("final_states", return_final_states),
     ):
-        _require(
+        require(
             is_channel_last or not is_asked, f"{name} is only supported for channel last layout"
         )
     _of_dtype({"seq_idx": seq_idx}, torch.int32, "torch::kInt32")
@@ -138,7 +140,7 @@ def check_update_of_convolution(
     _check_types_of_convolution(x, weight, bias)
     _of_dtype({"conv_state": conv_state}, x.dtype, "input_type")
     _check_width(weight)
-    _expect("conv_state_len >= width - 1", conv_state.shape[2] >= weight.shape[1] - 1)
+    expect("conv_state_len >= width - 1", conv_state.shape[2] >= weight.shape[1] - 1)
     of_int32 = {"conv_state_indices": conv_state_indices, "cache_seqlens": cache_seqlens}
     _of_dtype(of_int32, torch.int32, "torch::kInt32")
     _on_gpu({"conv_state": conv_state, **of_int32})
@@ -156,7 +158,7 @@ def _check_types_of_convolution(
 
 
 def _check_width(weight: torch.Tensor) -> None:
-    _require(2 <= weight.shape[1] <= 4, "causal_conv1d only supports width between 2 and 4")
+    require(2 <= weight.shape[1] <= 4, "causal_conv1d only supports width between 2 and 4")
 
 
 # ---- mamba_ssm -----------------------------------------------------------------------------------
@@ -180,7 +182,7 @@ def check_scan(
     if not on_simulated_gpu():
         return
     _is_wide_or_half("input_type", u)
-    _expect(
+    expect(
         "weight_type == at::ScalarType::Float || weight_type == at::ScalarType::ComplexFloat",
         a.dtype in (torch.float32, torch.complex64),
     )
@@ -198,7 +200,7 @@ def check_scan(
     )
     batch, dim, length = u.shape
     size = a.shape[1]
-    _require(size <= 256, "selective_scan only supports state dimension <= 256")
+    require(size <= 256, "selective_scan only supports state dimension <= 256")
     whole = {"batch_size": batch, "dim": dim, "seqlen": length}
     _shape("delta", delta, whole)
     _shape("z", z, whole)
@@ -339,7 +341,7 @@ def _check_tensor_bias(query: torch.Tensor, key: torch.Tensor, bias: Any, shapes
 
 def _reasons(query: torch.Tensor, value: torch.Tensor) -> Iterator[str]:
     """Yield why the kernel that takes most inputs does not take these."""
-    if not _is_on_gpu(query):
+    if not is_on_gpu(query):
         yield f"device={query.device.type} (supported: {{'cuda'}})"
         return
     if query.dtype not in _WIDE_AND_HALF:

@@ -293,6 +293,7 @@ traced.OTHERS.update(
         "registry",
         "attention",
         "kernel_refusals",
+        "extension_refusals",
         *(file for package in PACKAGES.values() for file in package.files),
     )
 )

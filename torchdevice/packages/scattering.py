@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torchdevice.packages.extension_refusals import check_scattered
 from torchdevice.packages.registry import stands_in, unseen
 
 _SCATTER, _COO, _CSR = (
@@ -174,7 +175,9 @@ def scatter_mul(
     dim_size: int | None = None,
 ) -> torch.Tensor:
     """Return the product of the elements that have the same index; 1 where there are none."""
-    return _reduced(src, index, _positive(src, dim), out, dim_size, "mul")
+    dim = _positive(src, dim)
+    check_scattered("scatter", src, index, out, dim)
+    return _reduced(src, index, dim, out, dim_size, "mul")
 
 
 @stands_in(_names(_SCATTER, "scatter_mean"))
@@ -212,7 +215,9 @@ def scatter_min(
 
     Where there are none, the value is 0 and the place the size of ``src`` along ``dim``.
     """
-    return _extremes(src, index, _positive(src, dim), out, dim_size, "min")
+    dim = _positive(src, dim)
+    check_scattered("scatter", src, index, out, dim)
+    return _extremes(src, index, dim, out, dim_size, "min")
 
 
 @stands_in(_names(_SCATTER, "scatter_max"))
@@ -227,7 +232,9 @@ def scatter_max(
 
     Where there are none, the value is 0 and the place the size of ``src`` along ``dim``.
     """
-    return _extremes(src, index, _positive(src, dim), out, dim_size, "max")
+    dim = _positive(src, dim)
+    check_scattered("scatter", src, index, out, dim)
+    return _extremes(src, index, dim, out, dim_size, "max")
 
 
 @stands_in(_names(_SCATTER, "scatter"))
@@ -287,6 +294,7 @@ def _by_pointers(
     """Return a reduction of segments that ``indptr`` bounds, and the places of extremes."""
     indptr = _with_an_end(indptr)
     dim, segments = indptr.dim() - 1, indptr.shape[-1] - 1
+    check_scattered("segment_csr", src, indptr, out, dim)
     places = src.shape[dim]
     starts = indptr.expand(*src.shape[:dim], segments + 1)
     # One more result takes what is in no segment.
@@ -392,6 +400,7 @@ def gather_csr(
     """Return the element of each segment as often as the segment is long."""
     indptr = _with_an_end(indptr)
     dim, segments = indptr.dim() - 1, indptr.shape[-1] - 1
+    check_scattered("gather_csr", src, indptr, out, dim)
     length = int(indptr[..., -1].max()) if indptr.numel() else 0
     starts = indptr.expand(*src.shape[:dim], segments + 1)
     return _written(_gathered(src, _of_segments(starts, length), dim), out)  # type: ignore[no-any-return]
@@ -415,6 +424,7 @@ def _by_sorted(
 ) -> Any:
     """Return a reduction of segments whose elements have one index."""
     dim = index.dim() - 1
+    check_scattered("segment_coo", src, index, out, dim)
     whole = index.expand(*src.shape[:dim], index.shape[-1])
     return _BY_INDEX[reduction](src, whole, dim, out, size)
 
@@ -510,6 +520,7 @@ def gather_coo(
     src: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return the elements at an index along its last dimension."""
+    check_scattered("gather_coo", src, index, out, index.dim() - 1)
     return _written(_gathered(src, index, index.dim() - 1), out)  # type: ignore[no-any-return]
 
 
