@@ -271,6 +271,17 @@ def test_regions_of_interest(samples: int, centred: bool) -> None:
         detection_kernels.roi_align_forward(maps, given, out, *none, **{**options, "pool_mode": 0})
 
 
+def test_no_regions_of_interest_have_no_gradient() -> None:
+    maps = torch.randn(1, 2, 5, 6, requires_grad=True)
+    options = {"aligned_height": 2, "aligned_width": 3, "spatial_scale": 0.5, "sampling_ratio": 0}
+    of_maps, none, towards = torch.ones_like(maps), maps.new_zeros(0), maps.new_zeros(0, 2, 2, 3)
+    with torch.no_grad():
+        detection_kernels.roi_align_backward(
+            towards, maps.new_zeros(0, 5), none, none, of_maps, **options, pool_mode=1, aligned=True
+        )
+    assert not of_maps.any()
+
+
 def common(one: list[float], other: list[float], offset: int) -> tuple[float, float, float]:
     """Return the areas of two boxes, and the one that they have in common."""
     sides = [min(one[2 + i], other[2 + i]) - max(one[i], other[i]) + offset for i in (0, 1)]

@@ -90,6 +90,8 @@ def _gradients(
     with torch.enable_grad():
         leaves = [each.detach().requires_grad_() for each in given]
         out = function(*leaves)
+        if not out.requires_grad:  # of no regions, for example
+            return [torch.zeros_like(each) for each in given]
         found = torch.autograd.grad(out, leaves, towards.to(out.dtype), materialize_grads=True)
     return list(found)
 
