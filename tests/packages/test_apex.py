@@ -424,6 +424,48 @@ def test_a_scaler_leaves_unscaling_to_an_adam_that_can(dtype: torch.dtype) -> No
         optimizer.step(grads=[parameter.grad])
 
 
+@pytest.mark.filterwarnings("ignore:GradScaler is going to stop:FutureWarning")
+@pytest.mark.parametrize("target", ["cpu", "simulated:a100"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_graph_repeats_the_steps_of_an_adam_that_can(target: str, scaled: bool) -> None:
+    from torchdevice.packages.apex_optimizers import FusedAdam
+
+    def losses(is_graph: bool) -> list[float]:
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 4, device="cuda"))
+        optimizer = FusedAdam([weight], lr=0.1, capturable=True, betas=(0.5, 0.9))
+        scaler = torch.amp.GradScaler("cuda", init_scale=4.0, growth_interval=2, enabled=scaled)
+        factor = torch.ones((), device="cuda")
+
+        def step() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = weight.square().sum()
+            scaler.scale(loss * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        found = [step().item()]
+        graph, loss = torch.cuda.CUDAGraph(), torch.zeros(())
+        if is_graph:
+            with torch.cuda.graph(graph):
+                loss = step()
+        for number in range(4):
+            factor.fill_(float("inf") if number == 1 and scaled else 1.0)
+            if is_graph:
+                graph.replay()
+            else:
+                loss = step()
+            found.append(loss.item())
+        assert optimizer.param_groups[0]["step"].item() == (4 if scaled else 5)
+        return found
+
+    with torchdevice.portable(target=target):
+        repeated = losses(is_graph=True)
+        assert repeated == pytest.approx(losses(is_graph=False))
+        assert (repeated[3] == repeated[2]) is scaled
+        assert repeated[4] < repeated[3]
+
+
 def test_what_torch_has_had_since_is_refused_with_its_name() -> None:
     from apex import amp
     from apex.optimizers import FusedMixedPrecisionLamb

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,21 +35,27 @@ class _Fused(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Update the parameters that have gradients. Return what the closure returns."""
-        return self._step(closure, 1.0)
+        return self._step(closure)
 
-    def _step(self, closure: Callable[[], Any] | None, factor: float) -> Any:
-        """Update the parameters by their gradients times a factor."""
+    def _step(self, closure: Callable[[], Any] | None, factor: torch.Tensor | None = None) -> Any:
+        """Update the parameters by their gradients, times a factor if one is given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._begin()
         for group in self.param_groups:
-            group["step"] = group.get("step", 0) + 1
+            self._count(group)
             self._update_group(group, self._gradients(group, factor))
         return loss
 
-    def _gradients(self, group: Any, factor: float) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _count(self, group: Any) -> None:
+        """Count a step of a group."""
+        group["step"] = group.get("step", 0) + 1
+
+    def _gradients(
+        self, group: Any, factor: torch.Tensor | None = None
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the parameters that have gradients, and these in float32 or wider."""
         for parameter in group["params"]:
             if parameter.grad is None:
@@ -59,8 +66,8 @@ class _Fused(Optimizer):
                 )
             check_optimized(type(self).__name__, parameter, parameter.grad, self.taken)
             gradient = _wide(parameter.grad)
-            if factor != 1:
-                gradient = gradient * factor
+            if factor is not None:
+                gradient = gradient * factor.to(gradient.device)
                 parameter.grad.copy_(gradient)  # the program sees it without the scale
             yield parameter, gradient
 
@@ -101,7 +108,8 @@ class FusedAdam(_Fused):
         weight_decay: The factor of weight decay.
         amsgrad: Must be False, as in apex.
         set_grad_none: Whether ``zero_grad`` drops the gradients.
-        capturable: Whether a gradient scaler leaves unscaling, and steps that overflow, to the
+        capturable: Whether a CUDA graph may record steps: learning rate and steps are then tensors
+            on the device, and a gradient scaler leaves unscaling, and steps that overflow, to the
             optimizer. The optimizer then takes gradients in float16.
         master_weights: Whether float32 copies of parameters in half precision are kept and updated.
     """
@@ -134,8 +142,12 @@ class FusedAdam(_Fused):
         super().__init__(params, defaults, set_grad_none)
         self.adam_w_mode, self.master_weights = int(adam_w_mode), master_weights
         self.capturable = capturable
+        self._overflows: torch.Tensor | None = None
         if capturable:
             self._step_supports_amp_scaling = True  # which torch's gradient scaler asks for
+            for group in self.param_groups:
+                for parameter in group["params"][:1]:
+                    group["lr"] = _number(group["lr"], torch.float32, parameter)
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -165,12 +177,31 @@ class FusedAdam(_Fused):
                 "FusedAdam has been updated. Simply initialize it identically to torch.optim.Adam, "
                 "and call step() with no arguments."
             )
-        if grad_scaler is None:
-            return self._step(closure, 1.0)
-        overflows = grad_scaler._check_inf_per_device(self).values()
-        if sum(each.item() for each in overflows):
-            return None
-        return self._step(closure, 1 / grad_scaler.get_scale())
+        scale = None if grad_scaler is None else grad_scaler._get_scale_async()
+        if grad_scaler is None or scale is None:
+            return self._step(closure)
+        found = list(grad_scaler._check_inf_per_device(self).values())
+        if found:
+            self._overflows = torch.stack([each.to(scale).sum() for each in found]).sum() > 0
+        try:
+            return self._step(closure, scale.reciprocal())
+        finally:
+            self._overflows = None
+
+    def _count(self, group: Any) -> None:
+        if not self.capturable or not group["params"]:
+            super()._count(group)
+            return
+        group["step"] = _number(group.get("step", 0), torch.int32, group["params"][0])
+        # In place, as a graph repeats it.
+        group["step"] += 1 if self._overflows is None else ~self._overflows
+
+    def _write(self, target: torch.Tensor, value: torch.Tensor) -> None:
+        """Write a value, unless gradients overflowed. Only the device knows whether they did."""
+        if self._overflows is not None:
+            value = torch.where(self._overflows.to(target.device), target, value)
+        if value is not target:
+            target.copy_(value)
 
     def _update(
         self, parameter: torch.Tensor, gradient: torch.Tensor, wide: torch.dtype, group: Any
@@ -184,18 +215,37 @@ class FusedAdam(_Fused):
         weights = state.get("master", parameter.to(wide))
         if group["weight_decay"] and not self.adam_w_mode:
             gradient = gradient + group["weight_decay"] * weights
-        mean = state["exp_avg"].mul_(first).add_(gradient, alpha=1 - first)
-        square = state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        if self._overflows is not None:
+            mean, square = mean.clone(), square.clone()
+        mean.mul_(first).add_(gradient, alpha=1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        self._write(state["exp_avg"], mean)
+        self._write(state["exp_avg_sq"], square)
         if group["bias_correction"]:
-            mean = mean / (1 - first ** group["step"])
-            square = square / (1 - second ** group["step"])
+            mean = mean / _weight_so_far(first, group["step"])
+            square = square / _weight_so_far(second, group["step"])
         change = mean / (square.sqrt() + group["eps"])
         if group["weight_decay"] and self.adam_w_mode:
             change = change + group["weight_decay"] * weights
         updated = weights - group["lr"] * change
         if "master" in state:
-            state["master"].copy_(updated)
-        parameter.copy_(updated)
+            self._write(state["master"], updated)
+        self._write(parameter, updated)
+
+
+def _number(given: Any, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    """Return a number as a tensor on the device of another; one that is there, as it is."""
+    if isinstance(given, torch.Tensor) and given.device == like.device:
+        return given
+    return torch.as_tensor(given, dtype=dtype, device=like.device)
+
+
+def _weight_so_far(beta: float, step: Any) -> Any:
+    """Return what a running average has taken of its values: ``1 - beta**step``."""
+    if isinstance(step, torch.Tensor) and beta > 0:
+        return -torch.expm1(step * math.log(beta))
+    return 1 - beta**step
 
 
 @stands_in("apex.optimizers.FusedSGD apex.optimizers.fused_sgd.FusedSGD")
@@ -239,7 +289,9 @@ class FusedSGD(_Fused):
         super().__init__(params, {**defaults, "nesterov": nesterov}, set_grad_none)
         self.wd_after_momentum = wd_after_momentum
 
-    def _gradients(self, group: Any, factor: float) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _gradients(
+        self, group: Any, factor: torch.Tensor | None = None
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         if on_simulated_gpu():
             # A GPU leaves parameters of other dtypes as they are, without an error.
             updated = [each for each in group["params"] if each.dtype in self.taken]
@@ -389,7 +441,7 @@ class FusedLAMB(_OfLayers):
         norms = [
             torch.linalg.vector_norm(gradient)
             for group in self.param_groups
-            for _, gradient in self._gradients(group, 1.0)
+            for _, gradient in self._gradients(group)
         ]
         if norms:
             device, dtype = norms[0].device, max((each.dtype for each in norms), key=_bytes)
