@@ -222,7 +222,7 @@ def take_out(patches: Sequence[Replaced]) -> None:
 class ReplacedItem:
     """A value of a dictionary, replaced by what ``make(original)`` returns."""
 
-    def __init__(self, owner: dict[str, Any], name: str, make: Callable[[Any], Any]):
+    def __init__(self, owner: dict[Any, Any], name: Any, make: Callable[[Any], Any]):
         self._owner, self._name = owner, name
         self._original = owner[name]
         self._value = make(self._original)

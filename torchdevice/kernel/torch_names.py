@@ -52,9 +52,13 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
                 "_push_mode",
             ],
         },
+        "calls between workers": {"torch.jit._builtins": ["_find_builtin"]},
         "stand-ins for packages": {
             "torch._C": ["_is_any_autocast_enabled"],
-            "torch.amp.grad_scaler": ["GradScaler._check_inf_per_device"],
+            "torch.amp.grad_scaler": [
+                "GradScaler._check_inf_per_device",
+                "GradScaler._get_scale_async",
+            ],
             "torch.utils._triton": ["has_triton_package"],
         },
         "rewriting device arguments": {
@@ -355,6 +359,15 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
             ],
             "torch.testing._internal.distributed.fake_pg": ["FakeStore"],
             "torch.distributed.elastic.multiprocessing.api": ["SubprocessContext._close"],
+        },
+        "calls between workers": {
+            "torch.distributed.rpc.api": ["_invoke_rpc", "_to_worker_info"],
+            "torch.distributed.rpc.backend_registry": ["_tensorpipe_validate_devices"],
+            "torch.distributed.rpc.internal": [
+                "_InternalRPCPickler._tensor_receiver",
+                "_internal_rpc_pickler._dispatch_table",
+            ],
+            "torch.distributed.rpc.options": ["_to_device_list", "_to_device_map"],
         },
         "FSDP": {
             "torch.distributed.fsdp._common_utils": ["_FSDPDeviceHandle.from_device"],

@@ -25,6 +25,7 @@ from torchdevice.torch_modules.distributed import (
     gloo_waits,
     planned_ranks,
     process_groups,
+    remote_calls,
     sharded_attention,
 )
 
@@ -39,7 +40,7 @@ AREAS = (
     # The other files of these folders import torch.distributed and torch's compilers, which many
     # programs never need.
     *(torch_compile, data_parallel, dtensor, gloo_waits),
-    *(planned_ranks, process_groups, sharded_attention),
+    *(planned_ranks, process_groups, remote_calls, sharded_attention),
     checkpoints,
 )
 """The modules that change names of torch or supply them. No two change the same name, so their
