@@ -144,6 +144,9 @@ def prepared(
     more = generate or 0
     # A decoder of its own begins with one token, and does not go on with those of the encoder.
     _check_positions(model, max(seq, 1 + more) if config.is_encoder_decoder else seq + more)
+    if train is not None:
+        # As transformers' Trainer does. Some models without attention raise an error if they cache.
+        model.config.use_cache = False
     if train == "qlora":
         _quantize(model)
     if checkpointing or train == "qlora":
@@ -177,7 +180,6 @@ def _checkpoint(model: Any, *, with_adapters: bool) -> None:
             "--checkpointing and --train qlora ask for. Use --train lora or full."
         )
     model_changes.checkpoint(model)
-    model.config.use_cache = False
     if with_adapters:
         model.enable_input_require_grads()
 
