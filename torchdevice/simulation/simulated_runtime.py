@@ -80,6 +80,7 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
     support = TorchSupport(is_torch_accelerator=False, compiles_flex_backward=False)
     generator_type = device_generators.Generator
     has_handles = True
+    has_values = staticmethod(storages.has_values)
     host_alias = staticmethod(host_alias)
     draws_on_cpu = True
     compile_graph = staticmethod(inductor.compile_graph)

@@ -222,6 +222,10 @@ class SuppliedDevice:
         """Return a copy of ``tensor`` outside the device's memory, if there is an allocator."""
         return tensor.clone()
 
+    def has_values(self, tensor: torch.Tensor) -> bool:
+        """Return whether a strided tensor has values. A plan computes shapes alone."""
+        return True
+
     def set_allocator(self, text: str) -> bool:
         """Change the settings of the device's allocator. Return whether it has CUDA's settings.
 

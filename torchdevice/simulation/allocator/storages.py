@@ -603,6 +603,11 @@ def has_no_values(storage: Any) -> bool:
     return isinstance(owner, MetaRef) and owner() is not None
 
 
+def has_values(tensor: torch.Tensor) -> bool:
+    """Return whether a strided tensor of the device or of the CPU has values."""
+    return tensor.get_device() < 0 or not has_no_values(tensor.untyped_storage())
+
+
 def forget_values(storage: Any) -> None:
     """Let a storage of the device have no values from now on."""
     address = storage.data_ptr()

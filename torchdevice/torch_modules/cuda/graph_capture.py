@@ -130,6 +130,21 @@ class _Step(NamedTuple):
         return functools.partial(op._op, *args, **kwargs)
 
 
+class _StepWithoutValues(_Step):
+    """A recorded operator that computed no values, so a replay has nothing to compute either.
+
+    It has no arguments, which would keep memory in use that the program has freed.
+    """
+
+    def run(self) -> None:
+        """Do nothing."""
+
+    def kernel(
+        self, host_alias: Callable[[torch.Tensor], torch.Tensor | None]
+    ) -> Callable[[], Any]:
+        return self.run
+
+
 _EASY = frozenset({torch.float32, torch.float64})
 
 _CPU_KERNELS = ("CPU", "CompositeExplicitAutograd")
@@ -319,11 +334,16 @@ class Capture(TorchDispatchMode):
         yield
         with thread_state.suspended():  # it is not the program that reads the values
             self._before.extend(
-                (tensor, held) for tensor, held in before if not same_bits(tensor, held)
+                (tensor, held)
+                for tensor, held in before
+                # The operator may have left an argument without values.
+                if self._runtime.supplied.has_values(tensor) and not same_bits(tensor, held)
             )
 
     def _may_be_written(self, tensor: torch.Tensor) -> bool:
         if not _is_dense(tensor) or tensor.is_quantized or tensor.is_meta or not tensor.numel():
+            return False
+        if not self._runtime.supplied.has_values(tensor):
             return False
         # An expanded tensor has elements in common, and torch refuses to write to it.
         expanded = any(
@@ -338,8 +358,17 @@ class Capture(TorchDispatchMode):
             tensor.untyped_storage()._cdata for tensor in made if tensor.layout is torch.strided
         )
         # A view need not be made again: its memory is written by a recorded operator.
-        if made or any(map(is_written, func._schema.arguments)):
+        if not made and not any(map(is_written, func._schema.arguments)):
+            return
+        if self._computes_values([*made, *written(func, args, kwargs)]):
             self.steps.append(_Step(func, *mapped((args, kwargs, made), self._recorded)))
+        else:
+            self.steps.append(_StepWithoutValues(func, (), {}, []))
+
+    def _computes_values(self, results: list[torch.Tensor]) -> bool:
+        """Return whether any of the results has values, or there is none, as of a collective."""
+        has_values = self._runtime.supplied.has_values
+        return not results or any(not _is_dense(each) or has_values(each) for each in results)
 
     def _recorded(self, value: Any) -> Any:
         """Return the value a step keeps: for a tensor, another of fixed size in its memory."""
