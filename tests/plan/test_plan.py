@@ -324,6 +324,41 @@ def test_what_fits(tmp_path: Path) -> None:
     assert plan["assumed"] == [{"lines": [f"{script}:5"], "operator": "item()", "value": "False"}]
 
 
+SEEN = """
+import torch
+devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+print(*devices, torch.cuda.mem_get_info()[1] >> 30, sep=",")
+"""
+GPU = "simulated cuda device {}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "expected"),
+    [
+        ([], {"DEVICES": "2"}, [GPU.format(0), GPU.format(1), "1024"]),
+        ([], {"MEMORY": "8GiB"}, [GPU.format(0), "8"]),
+        ([], {"TARGET": "t4", "DEVICES": "2"}, ["Tesla T4", "Tesla T4", "14"]),
+        ([], {"TARGET": "cpu"}, [GPU.format(0), "1024"]),
+        (["--devices", "1"], {"DEVICES": "2"}, [GPU.format(0), "1024"]),
+        (["--target", "t4"], {"TARGET": "a100:2", "MEMORY": "8GiB"}, ["Tesla T4", "8"]),
+    ],
+)
+def test_variables_choose_the_device_where_no_flag_does(
+    flags: list[str], variables: dict[str, str], expected: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(SEEN)
+    named = {f"TORCHDEVICE_{name}": value for name, value in variables.items()}
+    result = run_command("plan", *flags, "program.py", cwd=tmp_path, **named)
+    assert result.stdout.splitlines()[0] == ",".join(expected), result.stderr
+
+
+def test_a_launcher_counts_the_devices_of_a_variable(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(SEEN)
+    words = ("torchrun", "--nproc-per-node", "gpu", "program.py")
+    result = run_command("plan", *words, cwd=tmp_path, TORCHDEVICE_DEVICES="2")
+    assert "program.py, rank 0 of 2" in result.stdout, result.stderr
+
+
 @pytest.mark.sampled(3, of="plans of programs")
 def test_a_program_that_fails_is_planned_up_to_there(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.format("raise ValueError('no data')"))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from torchdevice.kernel.python.byte_sizes import written
 from torchdevice.plan import launchers, model_words
+from torchdevice.scope import collected_options
 from torchdevice.tools.cli import plans, programs, run
 from torchdevice.tools.cli.parsing import CommandTexts, add_command, refusals
 
@@ -273,6 +274,7 @@ def _plan(options: argparse.Namespace) -> int:
             "which program? Name a SCRIPT, -m MODULE, -c CODE, - for stdin, a launcher such as "
             "torchrun, or --model NAME"
         )
+    _take_variables(options)
     _take_launcher(options)
     _check_rank(options)
     made_by_others = _by_others(options)
@@ -302,6 +304,24 @@ def _ignore(number: int, frame: Any) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Without print, whose lock the main thread may hold.
     os.write(2, b"torchdevice: the plan is being made (Ctrl-C again ends that)\n")
+
+
+def _take_variables(options: argparse.Namespace) -> None:
+    """Take the target, the devices and the memory from their variables, where no flag has them."""
+    # Where a target is named, the scope reads the other two.
+    if options.target is not None:
+        return
+    from torchdevice.simulation import model_lookup  # only a plan without a target needs it
+
+    with refusals():
+        said = collected_options.from_environment()
+        target = model_lookup.named(said.get("target", ""))
+    # The variable may name a device that other commands use. A plan is made on simulated ones.
+    if target.startswith(model_lookup.SIMULATED):
+        options.target = target
+        return
+    options.devices = options.devices or said.get("devices")
+    options.memory = options.memory or said.get("memory")
 
 
 def _take_launcher(options: argparse.Namespace) -> None:
