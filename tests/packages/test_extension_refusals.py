@@ -377,6 +377,37 @@ def test_other_targets_have_no_compiled_parts(target: str) -> None:
             function(**changes)
 
 
+class TestGradientsOfApexInFloat64:
+    """Its layer norm has no kernel for them."""
+
+    @pytest.mark.parametrize("shape", [[8], [2, 8]])
+    def test_a_layer_norm_has_none(self, shape: list[int]) -> None:
+        with torchdevice.simulate("a100"):
+            from apex.normalization import FusedLayerNorm
+
+            module = FusedLayerNorm(shape).cuda().double()
+            result = module(torch.randn(2, 8, device="cuda", dtype=WIDE))
+            with pytest.raises(RuntimeError, match='"cuComputeGradInput" not implemented for \'D'):
+                result.sum().backward()
+
+    def test_a_norm_by_the_mean_square_has_them(self) -> None:
+        with torchdevice.simulate("a100"):
+            from apex.normalization import FusedRMSNorm
+
+            module = FusedRMSNorm(8).cuda().double()
+            module(torch.randn(2, 8, device="cuda", dtype=WIDE)).sum().backward()
+            assert module.weight is not None and module.weight.grad is not None
+
+    @pytest.mark.parametrize("target", ["cpu", "simulated:a100"])
+    def test_a_layer_norm_on_the_cpu_has_them(self, target: str) -> None:
+        with torchdevice.portable(target=target):
+            from apex.normalization import FusedLayerNorm
+
+            module = FusedLayerNorm(8).double()
+            module(torch.randn(2, 8, dtype=WIDE)).sum().backward()
+            assert module.weight is not None and module.weight.grad is not None
+
+
 def test_a_module_of_apex_on_the_cpu_uses_the_norm_of_torch() -> None:
     with torchdevice.simulate("a100"):
         from apex.normalization import FusedLayerNorm

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchdevice.packages.extension_refusals import check_norm
+from torchdevice.packages.extension_refusals import check_norm, refuse_gradient_of_norm
 from torchdevice.packages.normalization import Way, normalized
 from torchdevice.packages.registry import in_autocast_dtype, refuses, stands_in, unseen
 
@@ -45,11 +45,15 @@ def _over(
     dtype = x.dtype
     if is_mixed and weight is not None:
         dtype = weight.dtype
-    if len(shape) == 1:
-        return normalized(x, weight, bias, way, dtype)
-    rows = x.flatten(len(whole) - len(shape))
-    weight, bias = (None if each is None else each.flatten() for each in (weight, bias))
-    return normalized(rows, weight, bias, way, dtype).reshape(whole)
+    rows = x
+    if len(shape) > 1:
+        rows = x.flatten(len(whole) - len(shape))
+        weight, bias = (None if each is None else each.flatten() for each in (weight, bias))
+    result = normalized(rows, weight, bias, way, dtype)
+    if len(shape) > 1:
+        result = result.reshape(whole)
+    refuse_gradient_of_norm(result, x, is_rms=way.is_rms, of_module=of_module)
+    return result
 
 
 def _shape(given: Any) -> torch.Size:

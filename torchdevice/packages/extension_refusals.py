@@ -6,7 +6,7 @@ As ``kernel_refusals``, these hold on simulated GPUs only.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 
@@ -79,9 +79,7 @@ def check_norm(
     Raises:
         RuntimeError: The kernel would refuse the inputs.
     """
-    if not on_simulated_gpu() or torch.compiler.is_compiling():
-        return
-    if of_module and (torch._C._is_tracing() or not is_on_gpu(x)):
+    if not _runs_kernel_of_norm(x, of_module):
         return
     given = {"gamma": weight, "beta": bias}
     for name, each in {"input": x, **given}.items():
@@ -91,6 +89,30 @@ def check_norm(
         _check_shapes_of_parameters(given, shape)
     kernel = "rms_norm_cuda_kernel" if is_rms else "layer_norm_cuda_kernel"
     _check_dtypes_of_norm(kernel, x, weight if is_mixed else None, [weight, bias])
+
+
+def refuse_gradient_of_norm(
+    result: torch.Tensor, x: torch.Tensor, *, is_rms: bool, of_module: bool
+) -> None:
+    """Let the backward pass of a layer norm in float64 raise an error.
+
+    ``cuda_layer_norm_gradient`` has no kernel for float64 (csrc/layer_norm_cuda_kernel.cu).
+    ``cuda_rms_norm_gradient`` and both forward passes have.
+    """
+    is_refused = x.dtype == torch.float64 and not is_rms and result.requires_grad
+    if is_refused and _runs_kernel_of_norm(x, of_module):
+        result.register_hook(_refuse_double)
+
+
+def _refuse_double(gradient: torch.Tensor) -> NoReturn:
+    raise RuntimeError("\"cuComputeGradInput\" not implemented for 'Double'")
+
+
+def _runs_kernel_of_norm(x: torch.Tensor, of_module: bool) -> bool:
+    """Return whether apex would run a kernel of its own, which can refuse its input."""
+    if not on_simulated_gpu() or torch.compiler.is_compiling():
+        return False
+    return not of_module or (is_on_gpu(x) and not torch._C._is_tracing())
 
 
 def _check_dtypes_of_norm(
