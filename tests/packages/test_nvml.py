@@ -139,7 +139,7 @@ class TestCommand:
         total = f"{self.devices()[0]['total'] >> 20} MiB"
         name = "NVIDIA A100-SXM4-40GB"
         rows = [f"0, {name}, {total}, [N/A], 8.0", f"1, {name}, {total}, [N/A], 8.0"]
-        heads = "index, name, memory.total [MiB], utilization.gpu, compute_cap"
+        heads = "index, name, memory.total [MiB], utilization.gpu [%], compute_cap"
         assert nvidia_smi.lines_for(words, self.devices()) == [heads, *rows]
         words = ["-i", "1", "--query-gpu", "memory.used", "--format", "csv,noheader,nounits"]
         assert nvidia_smi.lines_for(words, self.devices()) == ["512"]
@@ -149,6 +149,15 @@ class TestCommand:
             )
             == []
         )
+
+    def test_the_memory_of_the_log(self) -> None:
+        lines = nvidia_smi.lines_for(["-q", "-d", "Memory"], self.devices())
+        assert lines.count("    FB Memory Usage") == 2
+        # `nvidia-smi -q -d Memory | grep -A4 GPU | grep Free`, by which programs choose a GPU
+        places = [number for number, line in enumerate(lines) if line.startswith("GPU ")]
+        free = [lines[number + 4].split() for number in places]
+        total = self.devices()[0]["total"] >> 20
+        assert free == [["Free", ":", str(total - 512), "MiB"]] * 2
 
     def test_the_query_of_gputil(self) -> None:
         fields = (
@@ -173,6 +182,7 @@ class TestCommand:
         [
             (["--query-gpu=nothing", "--format=csv"], "no field 'nothing'"),
             (["topo", "-m"], "does not know 'topo'"),
+            (["-q"], "-d MEMORY"),
             (["--id=7"], "No devices were found for '7'"),
             (["--query-gpu=name"], "--format=csv"),
         ],
@@ -182,13 +192,16 @@ class TestCommand:
             nvidia_smi.lines_for(words, self.devices())
 
     @pytest.mark.skipif(os.name == "nt", reason="no such command on Windows")
-    def test_children_of_run_find_it(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("packages", ["stand-in", "instead"])
+    def test_children_of_run_find_it(self, tmp_path: Path, packages: str) -> None:
         program = """
             import subprocess
             words = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
             print(subprocess.check_output(words, text=True), end="")
         """
-        done = run_program(tmp_path, program, options=["--target", "simulated:t4"])
+        done = run_program(
+            tmp_path, program, options=["--target", "simulated:t4", "--packages", packages]
+        )
         assert done.stdout == "Tesla T4\n", done.stderr
 
     def test_no_other_process_finds_it(self) -> None:

@@ -42,7 +42,7 @@ def _described(options: Options, runtime: Runtime, index: int) -> dict[str, Any]
 
 def offer(options: Options, runtime: Runtime) -> None:
     """Put the command first on the path of this process's children, for good."""
-    if options.packages != "stand-in" or os.name == "nt" or not runtime.supplied.is_gpu:
+    if options.packages == "absent" or os.name == "nt" or not runtime.supplied.is_gpu:
         return
     os.environ[VARIABLE] = json.dumps(devices(options, runtime))
     os.environ[_PYTHON] = sys.executable

@@ -40,13 +40,30 @@ _SETTINGS = (
 )
 """The beginnings of fields that would have to be measured, and of those that describe a board."""
 
+_NOT_MEASURED = "[N/A]"
+
 _MIB = 2**20
 
-_UNITS = {"memory.total": "MiB", "memory.used": "MiB", "memory.free": "MiB"}
+_UNITS = {
+    "memory.": "MiB",
+    "utilization.": "%",
+    "fan.speed": "%",
+    "power.draw": "W",
+    "power.limit": "W",
+    "clocks.sm": "MHz",
+    "clocks.mem": "MHz",
+    "clocks.current.": "MHz",
+}
+"""The beginning of a field -> the unit in its column's head, also where no value has one."""
 
 
 class UsageError(Exception):
     """The arguments are not among those that are stood in for."""
+
+
+def _unit(field: str) -> str:
+    """Return the unit of a field; nothing for a field without one."""
+    return next((unit for start, unit in _UNITS.items() if field.startswith(start)), "")
 
 
 def value_of(field: str, device: dict[str, Any]) -> str:
@@ -76,7 +93,7 @@ def value_of(field: str, device: dict[str, Any]) -> str:
     if field in texts:
         return str(texts[field])
     if field.startswith(_READINGS + _SETTINGS):
-        return "[N/A]"
+        return _NOT_MEASURED
     raise UsageError(f"torchdevice's nvidia-smi has no field {field!r}.")
 
 
@@ -85,15 +102,48 @@ def query(fields: list[str], devices: list[dict[str, Any]], words: list[str]) ->
     with_units = "nounits" not in words
     lines = []
     if "noheader" not in words:
-        heads = [f"{field} [{_UNITS[field]}]" if field in _UNITS else field for field in fields]
-        lines.append(", ".join(heads))
+        lines.append(", ".join(map(_head, fields)))
     for device in devices:
         cells = []
         for field in fields:
-            unit = f" {_UNITS[field]}" if with_units and field in _UNITS else ""
-            cells.append(f"{value_of(field, device)}{unit}")
+            text = value_of(field, device)
+            if with_units and text != _NOT_MEASURED and _unit(field):
+                text += f" {_unit(field)}"
+            cells.append(text)
         lines.append(", ".join(cells))
     return lines
+
+
+def _head(field: str) -> str:
+    return f"{field} [{_unit(field)}]" if _unit(field) else field
+
+
+def memory(devices: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of ``-q -d MEMORY``, without the memory that the simulation has not."""
+    first = devices[0]
+    lines = [
+        "",
+        "==============NVSMI LOG==============",
+        "",
+        _line(0, "Driver Version", first["driver"]),
+        _line(0, "CUDA Version", first["cuda"]),
+        "",
+        _line(0, "Attached GPUs", first["count"]),
+    ]
+    for each in devices:
+        used, total = each["used"] // _MIB, each["total"] // _MIB
+        lines += [
+            f"GPU {each['bus']}",
+            "    FB Memory Usage",
+            _line(8, "Total", f"{total} MiB"),
+            _line(8, "Used", f"{used} MiB"),
+            _line(8, "Free", f"{total - used} MiB"),
+        ]
+    return lines
+
+
+def _line(indent: int, name: str, value: Any) -> str:
+    return f"{' ' * indent + name:<42}: {value}"
 
 
 def listed(devices: list[dict[str, Any]]) -> list[str]:
@@ -127,16 +177,20 @@ def parsed(words: list[str]) -> dict[str, str]:
     """Return the arguments by name; ``--name=value`` and ``--name value`` mean the same."""
     found: dict[str, str] = {}
     rest = list(words)
-    names = {"-i": "--id", "-L": "--list-gpus"}
     while rest:
         word, _, text = rest.pop(0).partition("=")
-        word = names.get(word, word)
-        if word in ("--id", "--query-gpu", "--format", "--query-compute-apps") and not text:
-            text = rest.pop(0) if rest else ""
-        if word not in ("--id", "--query-gpu", "--format", "--query-compute-apps", "--list-gpus"):
+        word = _SHORT.get(word, word)
+        if word not in _WITH_VALUE + _ALONE:
             raise UsageError(f"torchdevice's nvidia-smi does not know {word!r}.")
+        if word in _WITH_VALUE and not text:
+            text = rest.pop(0) if rest else ""
         found[word] = text
     return found
+
+
+_WITH_VALUE = ("--id", "--query-gpu", "--format", "--query-compute-apps", "--display")
+_ALONE = ("--list-gpus", "--query")
+_SHORT = {"-i": "--id", "-L": "--list-gpus", "-q": "--query", "-d": "--display"}
 
 
 def chosen(devices: list[dict[str, Any]], wanted: str) -> list[dict[str, Any]]:
@@ -172,6 +226,10 @@ def lines_for(words: list[str], devices: list[dict[str, Any]]) -> list[str]:
         if "noheader" in formats:
             return []
         return [", ".join(given["--query-compute-apps"].split(","))]
+    if "--query" in given:
+        if given.get("--display", "").upper() != "MEMORY":
+            raise UsageError("Give -d MEMORY with -q: torchdevice's nvidia-smi has no other part.")
+        return memory(devices)
     return listed(devices) if "--list-gpus" in given else table(devices)
 
 
