@@ -883,3 +883,38 @@ def test_a_call_without_the_mode_leaves_no_note_in_torch(family: Any, target: st
         with contextlib.suppress(AssertionError, RuntimeError):
             torch.ones(2, device=family)
     assert without_a_device(family) == before
+
+
+@pytest.mark.one_engine
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+@pytest.mark.parametrize("as_block", [False, True])
+def test_scopes_in_the_midst_of_a_change_of_the_default_device(
+    target: str, engine: Any, as_block: bool
+) -> None:
+    """Torch then has taken modes off its stack, and a destructor may enter and leave a scope."""
+    lines = 0
+
+    def trace(frame: types.FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename != torch.utils._device.__file__:
+            return None
+        if event == "line":
+            lines += 1
+            with torchdevice.portable(target):
+                pass
+        return trace
+
+    with torchdevice.portable(target, engine=engine):
+        before = torch.overrides._get_current_function_mode_stack()
+        sys.settrace(trace)
+        try:
+            if as_block:
+                with torch.device("cuda"):
+                    pass
+            else:
+                torch.set_default_device("cuda")
+                torch.set_default_device(None)
+        finally:
+            sys.settrace(None)
+        assert torch.overrides._get_current_function_mode_stack() == before
+    assert lines
