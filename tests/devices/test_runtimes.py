@@ -399,10 +399,11 @@ def lacking(path: str, *mode: str) -> Any:
 
 
 @pytest.mark.usefixtures("no_collections")
-@pytest.mark.parametrize("proc", [lacking, lambda path, *mode: io.StringIO("VmRSS:\t5 kB\n")])
+@pytest.mark.parametrize("proc", [lacking, lambda path: io.StringIO("VmRSS:\t5 kB\n")])
 def test_cpu_memory_on_systems_that_say_less(proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a mark in /proc, or heap figures of psutil, the resident set is reported."""
-    monkeypatch.setattr(cpu_memory, "open", proc, raising=False)
+    monkeypatch.setattr(cpu_memory.Path, "read_text", lambda path: proc(path).read())
+    monkeypatch.setattr(cpu_memory.Path, "write_text", lambda path, text: proc(path).close())
     for name in ("heap_info", "heap_trim"):
         monkeypatch.delattr(psutil, name, raising=False)
     now = types.SimpleNamespace(rss=1000)
