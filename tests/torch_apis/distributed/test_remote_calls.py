@@ -84,16 +84,15 @@ ONLY_CPU = (
 
 
 @pytest.mark.parametrize("maps", ["maps", ""])
-@pytest.mark.parametrize("target", ["cpu", "simulated:cuda:2"])
-def test_what_one_worker_asks_of_another(target: str, maps: str, tmp_path: Path) -> None:
-    devices = ["--devices", "2"] if target == "cpu" else []
-    options = ["--target", target, *devices]
+@pytest.mark.parametrize("on", ["cpu", "simulated:cuda"])
+def test_what_one_worker_asks_of_another(on: str, maps: str, tmp_path: Path) -> None:
+    options = ["--target", on, "--devices", "2"]
     done = run_program(tmp_path, WORKERS, str(free_port()), maps, options=options)
     found = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert done.returncode == 0, done.stderr
     for name in ("sync", "async", "remote", "itself", "chained", "builtin"):
         assert found.pop(name) == TWO.format("")
-    if target == "cpu":
+    if on == "cpu":
         expected = {"where": "cpu", "other device": "cpu"}
         device = ""
     elif maps:

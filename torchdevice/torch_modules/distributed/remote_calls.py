@@ -232,7 +232,7 @@ def _to_device_list(context: Context, original: Any, devices: Any) -> list[torch
     """Return the devices of a worker; none where all are the CPU."""
     if context.runtime.shares_host_memory:
         return []
-    return [context.redirect(each) or torch.device(each) for each in devices]
+    return [torch.device(each) for each in devices]
 
 
 @replaces(_registry, "_tensorpipe_validate_devices")
