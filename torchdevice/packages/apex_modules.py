@@ -142,7 +142,8 @@ class _Fused(nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         bias = None if self.is_rms else self.bias
         way = Way(self.eps, self.is_rms)
-        return _over(input, self.weight, bias, self.normalized_shape, way, self.mixed, True)
+        given = input, self.weight, bias, self.normalized_shape
+        return _over(*given, way, is_mixed=self.mixed, of_module=True)
 
     def extra_repr(self) -> str:
         return (

@@ -146,8 +146,8 @@ class FusedAdam(_Fused):
         if capturable:
             self._step_supports_amp_scaling = True  # which torch's gradient scaler asks for
             for group in self.param_groups:
-                for parameter in group["params"][:1]:
-                    group["lr"] = _number(group["lr"], torch.float32, parameter)
+                if group["params"]:
+                    group["lr"] = _number(group["lr"], torch.float32, group["params"][0])
 
     @torch.no_grad()
     def step(  # type: ignore[override]

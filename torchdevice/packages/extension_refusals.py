@@ -147,9 +147,6 @@ def _check_shapes_of_parameters(
         expect(f"!{name}.defined() || {name}.sizes().equals(normalized_shape)", fits)
 
 
-_LAYOUTS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
-
-
 def check_optimized(
     optimizer: str, parameter: torch.Tensor, gradient: torch.Tensor, taken: Sequence[torch.dtype]
 ) -> None:
@@ -173,8 +170,11 @@ def check_optimized(
 
 
 def _is_contiguous(tensor: torch.Tensor) -> bool:
-    by_dims = {4: _LAYOUTS[:2], 5: _LAYOUTS[::2]}
-    layouts = by_dims.get(tensor.dim(), _LAYOUTS[:1])
+    layouts = [torch.contiguous_format]
+    if tensor.dim() == 4:
+        layouts.append(torch.channels_last)
+    if tensor.dim() == 5:
+        layouts.append(torch.channels_last_3d)
     return any(tensor.is_contiguous(memory_format=each) for each in layouts)
 
 

@@ -119,7 +119,7 @@ def _head(field: str) -> str:
 
 
 def memory(devices: list[dict[str, Any]]) -> list[str]:
-    """Return the lines of ``-q -d MEMORY``, without the memory that the simulation has not."""
+    """Return the lines of ``-q -d MEMORY``. Reserved and BAR1 memory are not simulated."""
     first = devices[0]
     lines = [
         "",

@@ -287,8 +287,9 @@ def check_scope() -> None:
     ):
         raise RuntimeError(
             f"no scope on a {DEVICE_TYPE} device is active in this thread, so no tensor can be "
-            "made on one. Enter "
-            f"torchdevice.simulate(), or copy the remaining tensors to the CPU."
+            "made on one. Enter torchdevice.simulate(), or copy the remaining tensors to the CPU. "
+            "Threads that Python has not started, such as those of torch.distributed.autograd, are "
+            "in no scope."
         )
 
 
