@@ -418,15 +418,9 @@ def _put_back(mode: ContextMode) -> None:
             continue  # a signal handler came within the line, and the stack is empty now
 
 
-_TAKING_OFF = {
-    "_pop_mode",
-    "_pop_mode_temporarily",
-    "_pop_torch_function_stack",
-    "_push_mode",
-    "_push_on_torch_function_stack",
-}
+_TAKING_OFF = {"_pop_mode", "_pop_mode_temporarily", "_pop_torch_function_stack", "_push_mode"}
 """The names that a function uses if it takes modes off torch's stack for some time, or puts them
-back.
+back, as ``DeviceContext.__enter__`` does.
 """
 
 _DYNAMO = os.path.join("torch", "_dynamo", "")
