@@ -54,15 +54,16 @@ class _Worker(NamedTuple):
         name: Its name.
         agent: What torch asks for the worker's device maps. Kept, because torch keeps only the
             part of it that is C++.
-        maps: Another worker -> ordinal of a device here -> ordinal there, for requests to it.
-        reverse_maps: Another worker -> ordinal of a device here -> ordinal there, for requests from
-            it.
+        sending: Another worker -> ordinal of a device here -> ordinal there, for requests to it.
+        answered: Another worker -> ordinal there -> ordinal here, for its answers to them.
+        asked: Another worker -> ordinal there -> ordinal here, for requests from it.
     """
 
     name: str
     agent: Any
-    maps: Mapping[str, Mapping[int, int]]
-    reverse_maps: Mapping[str, Mapping[int, int]]
+    sending: Mapping[str, Mapping[int, int]]
+    answered: Mapping[str, Mapping[int, int]]
+    asked: Mapping[str, Mapping[int, int]]
 
 
 # ---- a worker's life -----------------------------------------------------------------------------
@@ -124,9 +125,9 @@ def _agent(
             init_method=options.init_method,
         )
     agent = Agent(store, name, rank, world_size, plain, {}, [])
-    context.settings[_WORKER] = _Worker(
-        name, agent, _by_ordinals(options.device_maps), _by_ordinals(reverse_device_maps)
-    )
+    sending = _by_ordinals(options.device_maps)
+    asked = _inverted(_by_ordinals(reverse_device_maps))
+    context.settings[_WORKER] = _Worker(name, agent, sending, _inverted(sending), asked)
     return agent
 
 
@@ -134,6 +135,13 @@ def _by_ordinals(device_maps: Mapping[str, Mapping[Any, Any]]) -> dict[str, dict
     return {
         worker: {here.index or 0: there.index or 0 for here, there in devices.items()}
         for worker, devices in device_maps.items()
+    }
+
+
+def _inverted(maps: Mapping[str, Mapping[int, int]]) -> dict[str, dict[int, int]]:
+    return {
+        worker: {there: here for here, there in ordinals.items()}
+        for worker, ordinals in maps.items()
     }
 
 
@@ -166,7 +174,7 @@ def _send(context: Context, original: Any, tensor: torch.Tensor) -> Any:
         return original(tensor)
     ordinal, destination = tensor.get_device(), _request.destination
     if destination is not None:
-        _mapped(worker.maps, destination, ordinal, destination, "Request")
+        _mapped(worker.sending, destination, ordinal, destination, "Request")
     _, (place,) = original(tensor.cpu())
     return _receive, (place, ordinal, worker.name, destination is not None)
 
@@ -179,14 +187,9 @@ def _receive(place: int, ordinal: int, sender: str, is_request: bool) -> torch.T
     if worker is None:
         return tensor
     if is_request:
-        pairs = {there: here for here, there in worker.reverse_maps[sender].items()}
-        found = pairs[ordinal]
+        found = worker.asked[sender][ordinal]
     else:
-        answers = {
-            name: {there: here for here, there in devices.items()}
-            for name, devices in worker.maps.items()
-        }
-        found = _mapped(answers, sender, ordinal, worker.name, "Response")
+        found = _mapped(worker.answered, sender, ordinal, worker.name, "Response")
     return tensor.to(f"cuda:{found}")
 
 
