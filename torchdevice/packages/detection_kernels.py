@@ -684,6 +684,22 @@ def focal_loss(
     return loss.to(logits.dtype)
 
 
+def _check_loss(
+    name: str, kernel: str, scores: torch.Tensor, target: torch.Tensor, *others: torch.Tensor
+) -> None:
+    """Check a kernel of a focal loss, which reads all but the classes as the scores' dtype."""
+    check_kernel(
+        f"{name}_impl",
+        kernel,
+        scores,
+        target,
+        *others,
+        same=range(2, 2 + len(others)),
+        whole=(1,),
+        has_cpu=False,
+    )
+
+
 @stands_in(f"{_EXT}.sigmoid_focal_loss_forward")
 def sigmoid_focal_loss_forward(
     input: torch.Tensor,
@@ -694,16 +710,13 @@ def sigmoid_focal_loss_forward(
     alpha: float,
 ) -> None:
     """Write the focal loss of each class."""
-    check_kernel(
-        "sigmoid_focal_loss_forward_impl",
+    _check_loss(
+        "sigmoid_focal_loss_forward",
         "sigmoid_focal_loss_forward_cuda_kernel",
         input,
         target,
         weight,
         output,
-        same=(2, 3),
-        whole=(1,),
-        has_cpu=False,
     )
     output.copy_(focal_loss(input, target, weight, gamma, alpha))
 
@@ -718,16 +731,13 @@ def sigmoid_focal_loss_backward(
     alpha: float,
 ) -> None:
     """Write the gradient of the sum of the focal losses."""
-    check_kernel(
-        "sigmoid_focal_loss_backward_impl",
+    _check_loss(
+        "sigmoid_focal_loss_backward",
         "sigmoid_focal_loss_backward_cuda_kernel",
         input,
         target,
         weight,
         grad_input,
-        same=(2, 3),
-        whole=(1,),
-        has_cpu=False,
     )
     (found,) = _gradients(
         lambda logits: focal_loss(logits, target, weight, gamma, alpha),
@@ -761,16 +771,13 @@ def softmax_focal_loss_forward(
     alpha: float,
 ) -> None:
     """Write the focal loss of each row, whose probabilities are given."""
-    check_kernel(
-        "softmax_focal_loss_forward_impl",
+    _check_loss(
+        "softmax_focal_loss_forward",
         "softmax_focal_loss_forward_cuda_kernel",
         input,
         target,
         weight,
         output,
-        same=(2, 3),
-        whole=(1,),
-        has_cpu=False,
     )
     probability, factor = _of_targets(input, target, weight)
     loss = -alpha * (1 - probability) ** gamma * probability.clamp(min=_LEAST).log()
@@ -788,17 +795,14 @@ def softmax_focal_loss_backward(
     alpha: float,
 ) -> None:
     """Write the gradient of the sum of the focal losses, with respect to the scores."""
-    check_kernel(
-        "softmax_focal_loss_backward_impl",
+    _check_loss(
+        "softmax_focal_loss_backward",
         "softmax_focal_loss_backward_cuda1_kernel",
         input,
         target,
         weight,
         buff,
         grad_input,
-        same=(2, 3, 4),
-        whole=(1,),
-        has_cpu=False,
     )
     probability, factor = _of_targets(input, target, weight)
     # By the formula, not by autograd: a probability of 0 has a gradient too.

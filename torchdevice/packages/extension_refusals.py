@@ -354,13 +354,11 @@ def _device(tensor: torch.Tensor) -> str:
 
 def check_whole_memory(tensors: dict[str, torch.Tensor]) -> None:
     """Check that the arguments of mmcv's deformable convolution are contiguous, on one kind of
-    device.
+    device. It is called on simulated GPUs only, as are the two checks below.
 
     Raises:
         RuntimeError: One is not.
     """
-    if not on_simulated_gpu():
-        return
     kind = "CUDA" if is_on_gpu(tensors["input"]) else "CPU"
     for name, each in tensors.items():
         require(is_on_gpu(each) is (kind == "CUDA"), f"{name} must be a {kind} tensor")
@@ -405,8 +403,6 @@ def check_deformed(
         RuntimeError: The kernel would refuse the tensors.
         NotImplementedError: There is no kernel for the dtype.
     """
-    if not on_simulated_gpu():
-        return
     for holds, words in _of_convolution(x, weight, offset, how):
         require(holds, words)
     if is_on_gpu(x):
@@ -473,8 +469,6 @@ def check_modulated(
         RuntimeError: The kernel would refuse the tensors.
         NotImplementedError: There is no kernel for the dtype.
     """
-    if not on_simulated_gpu():
-        return
     (rows, columns), taps = weight.shape[2:], how.kernel
     require(
         (rows, columns) == taps,
