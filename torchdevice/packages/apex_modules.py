@@ -37,14 +37,12 @@ def _over(
     check_norm(x, weight, bias, shape, is_rms=way.is_rms, is_mixed=is_mixed, of_module=of_module)
     with unseen():
         whole = x.shape
-    if tuple(whole[len(whole) - len(shape) :]) != tuple(shape):
+        dtype = x.dtype if weight is None or not is_mixed else weight.dtype
+    if whole[len(whole) - len(shape) :] != tuple(shape):
         raise RuntimeError(
             f"x has the shape {tuple(whole)}, which does not end in "
             f"normalized_shape={tuple(shape)}."
         )
-    dtype = x.dtype
-    if is_mixed and weight is not None:
-        dtype = weight.dtype
     rows = x
     if len(shape) > 1:
         rows = x.flatten(len(whole) - len(shape))

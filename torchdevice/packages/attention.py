@@ -68,10 +68,12 @@ class Attended(NamedTuple):
     weights: torch.Tensor | None
 
 
-def window(causal: bool, size: tuple[int, int]) -> tuple[int | None, int | None]:
+def window(causal: bool, left: int, right: int) -> tuple[int | None, int | None]:
     """Return ``left`` and ``right`` of a :class:`Rule` for a window; a negative number is all."""
-    left, right = (None if each < 0 else each for each in size)
-    return left, 0 if causal else right
+    before = None if left < 0 else left
+    if causal:
+        return before, 0
+    return before, None if right < 0 else right
 
 
 def attend(
@@ -272,16 +274,15 @@ def _by_torch(
     rule: Rule,
     grouped: bool,
 ) -> torch.Tensor:
-    return functional.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=mask,
-        dropout_p=rule.dropout,
-        is_causal=is_causal,
-        scale=rule.scale,
-        enable_gqa=grouped,
-    ).transpose(1, 2)
+    with unseen():
+        q = q.transpose(1, 2)
+        k = k.transpose(1, 2)
+        v = v.transpose(1, 2)
+    out = functional.scaled_dot_product_attention(
+        q, k, v, mask, rule.dropout, is_causal, scale=rule.scale, enable_gqa=grouped
+    )
+    with unseen():
+        return out.transpose(1, 2)
 
 
 def _is_causal(rows: int, keys: int, rule: Rule, block: _Block) -> bool:

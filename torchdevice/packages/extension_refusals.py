@@ -11,7 +11,7 @@ from typing import NamedTuple, NoReturn
 import torch
 
 from torchdevice.packages.kernel_refusals import expect, is_on_gpu, require
-from torchdevice.packages.registry import on_simulated_gpu
+from torchdevice.packages.registry import on_simulated_gpu, unseen
 
 _SCALARS = {
     torch.uint8: "Byte",
@@ -99,7 +99,8 @@ def refuse_gradient_of_norm(
     ``cuda_layer_norm_gradient`` has no kernel for float64 (csrc/layer_norm_cuda_kernel.cu).
     ``cuda_rms_norm_gradient`` and both forward passes have.
     """
-    is_refused = x.dtype == torch.float64 and not is_rms and result.requires_grad
+    with unseen():
+        is_refused = x.dtype == torch.float64 and not is_rms and result.requires_grad
     if is_refused and _runs_kernel_of_norm(x, of_module):
         result.register_hook(_refuse_double)
 

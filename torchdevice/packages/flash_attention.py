@@ -38,13 +38,15 @@ def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     Raises:
         RuntimeError: The tensors do not fit each other.
     """
-    if q.shape[-1] != k.shape[-1] or k.shape[:-1] != v.shape[:-1]:
+    # Each look at a shape builds a new object.
+    of_q, of_k, of_v = (each.shape for each in (q, k, v))
+    if of_q[-1] != of_k[-1] or of_k[:-1] != of_v[:-1]:
         raise RuntimeError(
-            f"shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)} of q, k, v do not fit."
+            f"shapes {tuple(of_q)}, {tuple(of_k)} and {tuple(of_v)} of q, k, v do not fit."
         )
-    if not k.shape[-2] or q.shape[-2] % k.shape[-2]:
+    if not of_k[-2] or of_q[-2] % of_k[-2]:
         raise RuntimeError(
-            f"q has {q.shape[-2]} heads and k has {k.shape[-2]}. Use a number of heads of k and v "
+            f"q has {of_q[-2]} heads and k has {of_k[-2]}. Use a number of heads of k and v "
             "that divides q's."
         )
     if not q.dtype == k.dtype == v.dtype:
@@ -104,7 +106,7 @@ def _rule(
         raise RuntimeError("Softcapping does not support dropout for now")
     if dropout_p:
         report(_MODULE, "dropout with torch's random numbers", Fidelity.APPROXIMATE)
-    left, right = attention.window(causal, (window_size[0], window_size[1]))
+    left, right = attention.window(causal, *window_size)
     return Rule(softmax_scale, left, right, softcap, alibi_slopes, None, dropout_p)
 
 
@@ -420,7 +422,7 @@ def flash_attn_with_kvcache(
     with torch.no_grad():
         _check(q, k_cache, v_cache)
         check_cache(k_cache, v_cache)
-        left, right = attention.window(causal, (window_size[0], window_size[1]))
+        left, right = attention.window(causal, *window_size)
         rule = Rule(softmax_scale, left, right, softcap, alibi_slopes)
         cache = Cache(k_cache, v_cache, cache_batch_idx, block_table)
         found = attended_to_cache(

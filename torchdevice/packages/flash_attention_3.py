@@ -148,7 +148,7 @@ def flash_attn_qkvpacked_func(
 
 
 def _rule(scale: float | None, causal: bool, size: tuple[int, int], softcap: float) -> Rule:
-    left, right = attention.window(causal, (size[0], size[1]))
+    left, right = attention.window(causal, *size)
     return Rule(scale, left, right, softcap)
 
 

@@ -32,7 +32,9 @@ def rotated(
     if 2 * half > size:
         raise RuntimeError(f"cos and sin rotate {2 * half} places of a head, and x has {size}.")
     part = x if 2 * half == size else x[..., : 2 * half]
-    part, cos, sin = widened(part, cos[..., None, :], sin[..., None, :])
+    with unseen():
+        cos, sin = cos[..., None, :], sin[..., None, :]
+    part, cos, sin = widened(part, cos, sin)
     if interleaved:
         a, b = part[..., 0::2], part[..., 1::2]
         turned = torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)
@@ -58,7 +60,11 @@ def _of_rows(
         offset = offsets[sequence] if isinstance(offsets, torch.Tensor) else offsets
         return table[rows - starts[sequence] + offset]
     if isinstance(offsets, int):
-        return table[offsets : offsets + x.shape[1]]
+        with unseen():
+            positions, needed = len(table), x.shape[1]
+        if offsets == 0 and positions == needed:
+            return table
+        return table[offsets : offsets + needed]
     return table[offsets[:, None].long() + torch.arange(x.shape[1], device=x.device)]
 
 
