@@ -72,6 +72,7 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
             ],
             "torch._C": [
                 "DisableTorchFunctionSubclass",
+                "TensorBase.data_ptr",
                 "TensorBase.device",
                 "_EnableTorchFunction",
                 "_VariableFunctions",

@@ -17,6 +17,7 @@
 #include <ATen/ops/view_native.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -135,6 +136,11 @@ struct Ledger : std::enable_shared_from_this<Ledger> {
   std::map<int64_t, Block*> heads;  // address -> the first block of each segment
   int64_t first = 0, end = 0, obtained = 0;
   std::unordered_map<int64_t, Memory*> owners;  // by number, of those that have not ended; while the model leads
+  // The memory of free blocks by their addresses, each with the number of its end: see `kept_memory.py`.
+  std::map<int64_t, std::pair<int64_t, c10::intrusive_ptr<StorageImpl>>> kept;
+  // The memory that ended while the model in Python leads, by number.
+  std::unordered_map<int64_t, c10::intrusive_ptr<StorageImpl>> ending;
+  int64_t freed = 0;
 
   Ledger(int64_t number, int8_t index) : number(number), index(index) {}
 
@@ -258,6 +264,14 @@ struct Ledger : std::enable_shared_from_this<Ledger> {
   // Take the block of memory that ends.
   void release(Memory& memory);
 
+  // Keep the memory of a block that is freed. Return what is given up for it, to be freed without the lock.
+  std::vector<c10::intrusive_ptr<StorageImpl>> keep(const Memory& memory);
+
+  // What is kept, which the caller has from now on; what the caller kept; and what an end left, or None.
+  py::dict take_kept();
+  void give_kept(const py::dict& given);
+  py::object take_ended(int64_t of);
+
   py::tuple freeze();
   bool lead(py::dict of_device, const py::tuple& state);
 };
@@ -271,6 +285,8 @@ struct Memory {
   std::shared_ptr<Ledger> ledger;  // null without a block
   Block* block = nullptr;  // while the ledger leads
   bool is_foreign = false;
+  bool is_known = false;  // whether the program has read the address
+  size_t movable = 0;  // the bytes that may move to the memory that was kept for the block; 0 if they must stay
 };
 
 void hold(Block* block, Memory& memory) {
@@ -280,21 +296,72 @@ void hold(Block* block, Memory& memory) {
   block->values = reinterpret_cast<int64_t>(memory.data);
 }
 
+// Let memory be what was kept for its block, if it fits. The caller copies the values. Return false where there is another
+// user, which may be a reference of Python's to the storage that ended.
+bool use_kept(Ledger& ledger, Memory& memory, const Block& block) {
+  auto found = ledger.kept.find(block.address);
+  if (memory.movable == 0 || found == ledger.kept.end()) return true;
+  auto& twin = found->second.second;
+  if (twin->nbytes() < memory.movable) return true;
+  if (twin.use_count() != 1) return false;
+  memory.twin = std::move(twin);
+  memory.data = memory.twin->mutable_data();
+  memory.is_known = true;
+  ledger.kept.erase(found);
+  return true;
+}
+
+constexpr size_t MOST_KEPT = 256, MOST_KEPT_BYTES = 64 << 20;
+
+std::vector<c10::intrusive_ptr<StorageImpl>> Ledger::keep(const Memory& memory) {
+  std::vector<c10::intrusive_ptr<StorageImpl>> given_up;
+  auto& [when, twin] = kept[memory.block->address];
+  if (twin) {
+    given_up.push_back(std::move(twin));
+  }
+  twin = memory.twin;
+  when = ++freed;
+  size_t bytes = 0;
+  for (auto& [_, each] : kept) {
+    bytes += each.second->nbytes();
+  }
+  while (kept.size() > MOST_KEPT || bytes > MOST_KEPT_BYTES) {
+    auto oldest = std::min_element(
+        kept.begin(), kept.end(), [](auto& one, auto& other) { return one.second.first < other.second.first; });
+    bytes -= oldest->second.second->nbytes();
+    given_up.push_back(std::move(oldest->second.second));
+    kept.erase(oldest);
+  }
+  return given_up;
+}
+
 bool Ledger::take(Memory& memory, int64_t requested, int64_t stream) {
   int64_t limit = UNKNOWN;
   for (;;) {
     {
       std::lock_guard<std::mutex> guard(mutex);
       if (Block* block = leads ? allocate(requested, stream, limit) : nullptr; block != nullptr) {
+        const bool is_settled = kept.empty() || use_kept(*this, memory, *block);
         hold(block, memory);
         memory.ledger = shared_from_this();
-        return true;
+        if (is_settled) return true;
+        break;
       }
       if (!leads || limit != UNKNOWN) return false;
     }
     py::gil_scoped_acquire gil;
     limit = asked("limit", number).cast<int64_t>();
   }
+  {
+    py::gil_scoped_acquire gil;
+    asked("settled", number);
+  }
+  std::lock_guard<std::mutex> guard(mutex);
+  if (leads) {
+    use_kept(*this, memory, *memory.block);
+    hold(memory.block, memory);
+  }
+  return true;
 }
 
 bool is_finalizing() {
@@ -312,10 +379,17 @@ void Ledger::own(Memory& memory) {
 }
 
 void Ledger::release(Memory& memory) {
+  std::vector<c10::intrusive_ptr<StorageImpl>> given_up;
   {
     std::lock_guard<std::mutex> guard(mutex);
+    if (leads && memory.is_known) {
+      given_up = keep(memory);
+    }
     if (leads) return free(memory.block);
     owners.erase(memory.number);
+    if (memory.is_known) {
+      ending[memory.number] = memory.twin;
+    }
   }
   // Storages of Python end too, and all are freed in one order. Torch drops tensors without Python's lock.
   if (Py_IsInitialized() && !is_finalizing()) {
@@ -367,6 +441,48 @@ py::tuple Ledger::freeze() {
     segments.append(py::make_tuple(head->pool->stream, head->pool->is_small, blocks));
   }
   return py::make_tuple(end, obtained, py::make_tuple(shown(whole), shown(parts[1]), shown(parts[0])), segments);
+}
+
+py::dict Ledger::take_kept() {
+  decltype(kept) taken;
+  {
+    std::lock_guard<std::mutex> guard(mutex);
+    kept.swap(taken);
+  }
+  py::dict found;
+  for (auto& [address, each] : taken) {
+    auto* storage = torch::createPyObject(c10::Storage(each.second));
+    found[py::int_(address)] = py::reinterpret_steal<py::object>(storage);
+  }
+  return found;
+}
+
+void Ledger::give_kept(const py::dict& given) {
+  decltype(kept) taken;
+  for (auto& [address, storage] : given) {
+    auto memory = torch::createStorage(storage.ptr());
+    const auto size = memory.nbytes();
+    // Only the caller's object and this one have it. That object counts as a user as long as it exists.
+    if (memory.use_count() > 2) continue;
+    taken[address.cast<int64_t>()] = {
+        0, c10::make_intrusive<StorageImpl>(StorageImpl::use_byte_size_t(), size,
+                                            memory.set_data_ptr(at::DataPtr(nullptr, Device(c10::kCPU))), nullptr, false)};
+  }
+  std::lock_guard<std::mutex> guard(mutex);
+  kept.swap(taken);
+}
+
+py::object Ledger::take_ended(int64_t of) {
+  c10::intrusive_ptr<StorageImpl> found;
+  {
+    std::lock_guard<std::mutex> guard(mutex);
+    if (auto each = ending.find(of); each != ending.end()) {
+      found = std::move(each->second);
+      ending.erase(each);
+    }
+  }
+  if (!found) return py::none();
+  return py::reinterpret_steal<py::object>(torch::createPyObject(c10::Storage(found)));
 }
 
 // Lead from now on with the blocks of the model in Python, which the device then lacks. In one step for Python, so that
@@ -557,16 +673,22 @@ c10::intrusive_ptr<StorageImpl> twin_of(const TensorImpl* impl, void* data) {
       StorageImpl::use_byte_size_t(), extent(impl), at::DataPtr(data, kept, release, Device(c10::kCPU)), nullptr, false);
 }
 
-// The memory of a storage that has what a CPU tensor has. Null where only Python can give it a block.
-std::unique_ptr<Memory> memory_for(const TensorImpl* impl, Context* context, int8_t index) {
+// The memory of a storage that has what a CPU tensor has. Null where only Python can give it a block. Of the values so
+// many bytes may be moved.
+std::unique_ptr<Memory> memory_for(const TensorImpl* impl, Context* context, int8_t index, size_t movable = 0) {
   const auto requested = static_cast<int64_t>(impl->numel() * impl->itemsize());
   auto memory = std::make_unique<Memory>();
   memory->data = requested == 0 ? nullptr : const_cast<void*>(impl->data());
+  memory->movable = movable;
   if (context != nullptr && requested != 0) {
     auto& ledger = context->ledgers[index];
     if (!ledger || !ledger->take(*memory, requested, current_stream(index))) return nullptr;
   }
-  memory->twin = twin_of(impl, memory->data);
+  if (memory->twin) {
+    std::memcpy(memory->data, impl->data(), movable);
+  } else {
+    memory->twin = twin_of(impl, memory->data);
+  }
   return memory;
 }
 
@@ -580,7 +702,7 @@ at::DataPtr pointer_of(std::unique_ptr<Memory> memory, Device device) {
 bool relabel(Tensor& tensor, Context* context, int8_t index) {
   if (tensor.use_count() != 1 || tensor.unsafeGetTensorImpl()->is_wrapped_number()) tensor = copied(tensor);
   auto* impl = tensor.unsafeGetTensorImpl();
-  auto memory = memory_for(impl, context, index);
+  auto memory = memory_for(impl, context, index, extent(impl));
   if (!memory) return false;
   const Device device(OWN, index);
   impl->set_storage_keep_dtype(c10::Storage(c10::make_intrusive<StorageImpl>(
@@ -1396,6 +1518,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readonly("leads", &Ledger::leads)
       .def("freeze", &Ledger::freeze)
       .def("lead", &Ledger::lead)
+      .def("take_kept", &Ledger::take_kept)
+      .def("give_kept", &Ledger::give_kept)
+      .def("take_ended", &Ledger::take_ended)
       .def("memory", [](Ledger& self) {
         std::lock_guard<std::mutex> guard(self.mutex);
         const auto &now = self.whole.current, &peak = self.whole.peak;
@@ -1474,6 +1599,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     if (ledger && memory) ledger->own(*memory);
     const int64_t number = memory ? memory->number : 0;
     return adopt(storage, tensor, std::move(memory)) ? number : 0;
+  });
+  // Keep the memory of a storage, whose address the program has read, when its block is freed.
+  m.def("keep", [](int64_t cdata) {
+    if (auto* memory = memory_of(storage_at(cdata)); memory != nullptr && memory->ledger) {
+      std::lock_guard<std::mutex> guard(memory->ledger->mutex);
+      memory->is_known = true;
+    }
   });
   // Let Python alone serve a storage from now on.
   m.def("disown", [](int64_t cdata) {

@@ -26,7 +26,7 @@ from torchdevice.kernel.stand_ins import is_written
 from torchdevice.native import building
 from torchdevice.random_numbers import drawing_gpu, philox
 from torchdevice.simulation import device_generators
-from torchdevice.simulation.allocator import storages
+from torchdevice.simulation.allocator import kept_memory, storages
 from torchdevice.simulation.allocator.allocator_settings import DEFAULT
 from torchdevice.simulation.allocator.block_allocation import Blocks
 from torchdevice.simulation.allocator.caching_allocator import Device, changing
@@ -93,6 +93,7 @@ class NativeDevice(Device):
         for of, values in zip(blocks.statistics.counting, figures, strict=True):
             vars(of).update(zip(_FIGURES, values, strict=True))
         self._waits = itertools.count(1)
+        self.kept.update(self.ledger.take_kept())
         vars(self)["_blocks"] = blocks
         return blocks
 
@@ -133,6 +134,9 @@ class NativeDevice(Device):
         led: bool = self.ledger.lead(
             vars(self), (segments.first, segments.end, obtained, figures, rows)
         )
+        if led:
+            self.ledger.give_kept(self.kept)
+            self.kept.clear()
         return led
 
     def hold(self, block: Block, number: int, memory: Any) -> None:
@@ -142,7 +146,10 @@ class NativeDevice(Device):
     def release(self, number: int) -> None:
         """Free the block of memory of C++ that has ended. May be called again."""
         block, values = self._blocks.held.pop(number, (None, 0))
+        memory = self.ledger.take_ended(number)
         if block is not None:
+            if memory is not None:
+                kept_memory.keep(self.kept, block.address, memory)
             self.freed.append(block)
             for observer in self.observers:
                 observer.freed(values)
@@ -289,6 +296,7 @@ def _connect(module: Any) -> None:
         SimpleNamespace(
             fresh=storages.fresh,
             limit=lambda number: devices[number].limit(),
+            settled=lambda number: devices[number].release_ended(),
             stream=storages.stream,
             waited=storages.host_waited,
             ended=Blocks.ended.append,
@@ -303,7 +311,8 @@ def _connect(module: Any) -> None:
             **answers,
         )
     )
-    calls = {"fresh": _fresh, "adopt": _adopt, "known": module.known, "disown": module.disown}
+    calls = {name: getattr(module, name) for name in ("known", "disown", "keep")}
+    calls |= {"fresh": _fresh, "adopt": _adopt}
     storages.native = SimpleNamespace(Device=NativeDevice, devices=devices, **calls)
     philox.compiled[:] = [_fill_random]
     philox.scaling[:] = [_scale_random]

@@ -23,7 +23,7 @@ from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices import module
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.simulation import device_generators, policy
-from torchdevice.simulation.allocator.storages import has_no_values, meaning
+from torchdevice.simulation.allocator.storages import has_no_values, keep_address, meaning
 from torchdevice.simulation.policy import DEVICE_TYPE
 from torchdevice.torch_modules.apis.library_patches import array_interface
 from torchdevice.torch_modules.cuda.capture_rules import not_while_capturing
@@ -134,6 +134,18 @@ def _sparse_coo_tensor(
     device = asked if asked is None else context.redirect(asked) or asked
     with meaning(getattr(device, "index", None) or 0):
         return with_device_keyword(context, func, args, kwargs)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _data_ptr(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """``Tensor.data_ptr``, which shows a program where memory is used again."""
+    address: int = func(*args, **kwargs)
+    tensor = args[0]
+    if address and tensor.__class__ in _PLAIN and native_device(tensor).type == DEVICE_TYPE:
+        keep_address(tensor)
+    return address
 
 
 _COMPRESSED_ON_MPS = "Could not run 'new_compressed_tensor' from the '{device}' device.)"
@@ -319,6 +331,7 @@ TABLE = {
     functional.pad: _pad,
     torch.Tensor.__dlpack_device__: _dlpack_device,
     torch.Tensor.is_shared: _is_shared,
+    torch.Tensor.data_ptr: _data_ptr,
     torch.Tensor.share_memory_: _share_memory,
 }
 

@@ -23,7 +23,7 @@ from torchdevice.kernel.devices.device_memory import Block as Place
 from torchdevice.kernel.devices.device_memory import Memory
 from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.python import forks
-from torchdevice.simulation.allocator import checkpoints
+from torchdevice.simulation.allocator import checkpoints, kept_memory
 from torchdevice.simulation.allocator.allocator_settings import Settings
 from torchdevice.simulation.allocator.allocator_stats import EXBIBYTE, OF_EXBIBYTES
 from torchdevice.simulation.allocator.block_allocation import Blocks, ErrorOf, LimitsOf, release_all
@@ -106,6 +106,7 @@ class Device:
         ended: The ended storages of all devices, in this order. Its ``release`` gives the block to
             its device's ``freed``.
         freed: The blocks without an owner, in this order.
+        kept: The memory of free blocks whose address the program has read.
         live: Returns the blocks of a device that have an owner, with the address of the values of
             each.
         observers: Are told of each change of a segment.
@@ -121,6 +122,7 @@ class Device:
         self.index = index
         self.observers: list[Observer] = [] if observers is None else observers
         self.live: Callable[[Device], Mapping[Block, int]] = lambda device: {}
+        self.kept: kept_memory.Kept = {}
         self.renew_lock()  # before a forked child can find the device
         number = _take_number(self)
         # What tells observers holds no device, so that one ends with its last user.
@@ -151,6 +153,10 @@ class Device:
     def _settled(self) -> Device:
         self._blocks.settle()
         return self
+
+    def lead(self) -> Blocks:
+        """Give blocks by this model from now on, which tells observers. Return the blocks."""
+        return self._blocks
 
     @property
     def settings(self) -> Settings:
@@ -245,8 +251,12 @@ class Device:
     device.
     """
 
-    empty_cache = _change_by("release_cached")
-    """Return the segments without a block in use to the driver."""
+    def empty_cache(self) -> None:
+        """Return the segments without a block in use to the driver, and give up what is kept."""
+        self._release_cached()
+        self.kept.clear()
+
+    _release_cached = _change_by("release_cached")
 
     @changing
     def begin(self, settings: Settings) -> None:

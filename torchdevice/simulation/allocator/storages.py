@@ -25,12 +25,13 @@ from torchdevice.kernel.lowlevel.dlpack_alias import on_cpu, on_device, without_
 from torchdevice.kernel.python.per_thread import PerThread, having
 from torchdevice.kernel.stand_ins import conj, extent, with_bits
 from torchdevice.simulation import machine, policy
-from torchdevice.simulation.allocator import memory_blocks
+from torchdevice.simulation.allocator import kept_memory, memory_blocks
 from torchdevice.simulation.allocator.caching_allocator import Device
 from torchdevice.simulation.machine import Machine
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS
 
 _as_strided = torch._C._VariableFunctions.as_strided
+_data_ptr = torch._C.TensorBase.data_ptr  # of the class behind the one that scopes put their own in
 
 
 # Global names, read at every argument of every kernel.
@@ -110,6 +111,23 @@ class StorageRef(weakref.ref):  # type: ignore[type-arg]
             seen = shown(self.on.index, self.block, self.address)
             for observer in self.on.observers:
                 observer.allocated(seen)
+
+
+class KnownRef(StorageRef):
+    """A reference to a storage whose address the program has read (:func:`keep_address`).
+
+    Its device keeps the memory for the next tensor that gets the block.
+    """
+
+    __slots__ = ()
+
+    def release(self) -> None:
+        block = self.block
+        memory = self.tensor.untyped_storage()
+        is_shared = self.address in _twins
+        super().release()
+        if block is not None and not is_shared:
+            kept_memory.keep(self.on.kept, block.address, memory)
 
 
 class AliasRef(StorageRef):
@@ -227,6 +245,8 @@ def observe(observer: Observer, on: Machine) -> Callable[[], None]:
         # What has ended before must not be reported to an observer who has not seen it begin.
         each.release_ended()
     on.observers.append(observer)
+    for each in on.memory.values():
+        each.lead()
     return functools.partial(forget, observer, on)
 
 
@@ -373,7 +393,7 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     requested = result.nbytes
     if not requested or result.is_meta or result.is_conj():
         return _fresh_of_another_kind(result, index)
-    address = result.data_ptr()
+    address = _data_ptr(result)
     offset: Any = result.storage_offset()
     before = offset * result.itemsize if offset else 0
     known = _owners.get(address - before)
@@ -394,10 +414,16 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         block = on.allocate(
             requested, 0 if context is None else context.thread.streams.get(index, 0)
         )
-        if serves and (tensor := native.fresh(result, serves, on, block)) is not None:
+        kind = StorageRef
+        moved = kept_memory.moved(result, on.kept, block.address, set_storage) if on.kept else None
+        if moved is not None:
+            kind = KnownRef
+            result = moved
+            address = _data_ptr(moved)
+        elif serves and (tensor := native.fresh(result, serves, on, block)) is not None:
             return tensor
         tensor = on_device(result, index)
-        owner = _reference(tensor.untyped_storage(), on, result)
+        owner = _reference(tensor.untyped_storage(), on, result, kind)
         # As `_own` does it, without the time of its frame.
         owner.address, owner.block = address, block
         _owners[address] = owner
@@ -590,7 +616,20 @@ def _put_in_memory(
 def owner_at(tensor: torch.Tensor) -> StorageRef | None:
     """Return the reference to the storage of a tensor made in Python; None if it has no memory."""
     # Asked of the tensor first, because a storage takes Python a new object.
-    return _owners.get(tensor.data_ptr()) or _made_here(tensor.untyped_storage())
+    return _owners.get(_data_ptr(tensor)) or _made_here(tensor.untyped_storage())
+
+
+def keep_address(tensor: torch.Tensor) -> None:
+    """Note that the program has read the address of a strided tensor of the device.
+
+    From now on, a tensor that gets the same block has the same address.
+    """
+    storage = tensor.untyped_storage()
+    owner = _made_here(storage)
+    if owner.__class__ is StorageRef:
+        owner.__class__ = KnownRef
+    elif native is not None and (owner is None or isinstance(owner, NativeRef)):
+        native.keep(storage._cdata)
 
 
 def _made_here(storage: Any) -> StorageRef | None:
@@ -640,7 +679,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     kind = tensor.__class__
     if kind is not _Tensor and kind is not _Parameter:
         tensor = without_disguise(tensor)
-    address = tensor.data_ptr()
+    address = _data_ptr(tensor)
     dtype = tensor.dtype
     shape = tensor.shape
     stride = tensor.stride()
@@ -671,7 +710,7 @@ def _kept_view(
     """Return the last view of a block's CPU tensor if it is one for this tensor, else a new one."""
     view = owner.view
     alike = (
-        view.data_ptr() == address
+        _data_ptr(view) == address
         and view.dtype is dtype
         and view.shape == shape
         and view.stride() == stride
