@@ -285,7 +285,9 @@ _ROWS: Mapping[str, Sequence[Row]] = {
             Fidelity.UNSUPPORTED,
         ),
     ),
-    "torch.cuda.jiterator": (Row("_create_jit_fn", "Compile CUDA code.", Fidelity.UNSUPPORTED),),
+    "torch.cuda.jiterator": (
+        Row("_create_jit_fn _create_multi_output_jit_fn", "Compile C++ for the CPU."),
+    ),
     "torch.cuda.amp": (
         Row(
             "autocast custom_fwd custom_bwd",

@@ -41,4 +41,8 @@ noticed before anything is written.
 ``memory_windows``
     Relies on addresses that a Triton kernel computed, each of which the caller has found to be in a
     tensor's memory.
+
+``compiled_loop``
+    Relies on the C++ that a program gives ``torch.cuda.jiterator``, as CUDA does, and on a compiler
+    that takes the options of g++ and clang++. Where there is none, the call is refused.
 """

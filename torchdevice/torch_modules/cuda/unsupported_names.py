@@ -106,10 +106,6 @@ _UNSUPPORTED = (
         ("torch._C._cuda_beginAllocateCurrentStreamToPool",),
     ),
     _Unsupported(
-        "It compiles or launches CUDA code. Use a torch function, or a CPU implementation.",
-        ("torch._C._cuda_jiterator_compile_and_launch_kernel",),
-    ),
-    _Unsupported(
         "NCCL needs CUDA. Use torch.distributed, or torch.cuda.comm for the devices of one "
         "process.",
         (
