@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import (
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
 
 import torchdevice
 
@@ -82,6 +87,15 @@ class TestEngine:
         with torch.autograd.graph.save_on_cpu(pin_memory=True):
             y = (x * x).sum()
         assert self.differentiate(way, y, x) == [2.0, 4.0, 6.0]
+
+
+def test_torch_knows_the_hooks_of_its_selective_checkpoints() -> None:
+    """It warns of others, and warnings are errors here."""
+    x = leaf()
+    kept = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mul.Tensor])
+    y = checkpoint(lambda t: (t * t).sin(), x, use_reentrant=False, context_fn=kept)
+    y.sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, 2 * x.detach() * (x.detach() ** 2).cos())
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

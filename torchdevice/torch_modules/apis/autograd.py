@@ -121,11 +121,14 @@ def _init_hooks(
     context: Context, original: Any, self: Any, pack_hook: Any, unpack_hook: Any
 ) -> None:
     """``saved_tensors_hooks``: put the mode back while either hook runs."""
-    original(
-        self,
-        functools.partial(with_mode, context, pack_hook),
-        functools.partial(with_mode, context, unpack_hook),
-    )
+    original(self, _in_mode(context, pack_hook), _in_mode(context, unpack_hook))
+
+
+def _in_mode(context: Context, hook: Any) -> Any:
+    called = functools.partial(with_mode, context, hook)
+    # torch knows the hooks of its checkpoints by an attribute.
+    called.__dict__.update(getattr(hook, "__dict__", {}))
+    return called
 
 
 @replaces(torch.autograd.function.BackwardCFunction, "apply", "apply_boxed", optional=True)
