@@ -143,7 +143,11 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
             ],
             "torch._C._autograd": ["_get_sequence_nr"],
             "torch._functorch.autograd_function": ["custom_function_call"],
-            "torch.utils.checkpoint": ["_infer_device_type"],
+            "torch.utils.checkpoint": [
+                "_CachedTorchDispatchMode",
+                "_CachingTorchDispatchMode",
+                "_infer_device_type",
+            ],
             "torch.autograd": ["Variable._execution_engine", "_get_sequence_nr"],
             "torch.autograd.grad_mode": ["_unsafe_preserve_version_counter"],
             "torch.autograd.graph": ["Node._input_metadata", "_engine_run_backward"],

@@ -43,7 +43,7 @@ from torchdevice.simulation.kernels.cpu_kernels import (
 from torchdevice.simulation.kernels.pipeline import Pipeline, none_of
 from torchdevice.simulation.refusals import attention
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS
-from torchdevice.torch_modules.apis import batch_norm
+from torchdevice.torch_modules.apis import batch_norm, selective_checkpoints
 from torchdevice.torch_modules.distributed import sharded_attention
 
 SPECIAL: dict[str, Callable[..., Any]] = {}
@@ -377,7 +377,7 @@ def _differentiable_kernel(
     if _CHOOSES_FOR_THREE:
         query, key, value, mask = map(_of_four_dimensions, (query, key, value, mask))
     call = _Call(query, key, value, mask, dropout_p, is_causal, enable_gqa)
-    kernel = _OF_KERNELS.get(attention.chosen(call))
+    kernel = attention.OPERATORS.get(attention.chosen(call))
     return None if kernel is None else derivatives.derivatives_of(kernel, f"{kernel}_backward")
 
 
@@ -423,13 +423,6 @@ class _Call(NamedTuple):
     is_causal: bool
     enable_gqa: bool
 
-
-_OF_KERNELS = {
-    "cudnn": "_scaled_dot_product_cudnn_attention",
-    "flash": "_scaled_dot_product_flash_attention",
-    "mem_efficient": "_scaled_dot_product_efficient_attention",
-}
-"""Kernel of a library -> its operator."""
 
 _ON_MPS = "_scaled_dot_product_attention_math_for_mps"
 """The operator of MPS for dense inputs whose gradients nobody asks for
@@ -543,6 +536,27 @@ _MATH_KERNEL = _aten._scaled_dot_product_attention_math.default
 
 
 _FLASH_KERNEL = _aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def _stood_for(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """Return the operator of CUDA for which the CPU's flash kernel stands, if any."""
+    if not policy.stands_for_cuda():
+        return _FLASH_KERNEL
+    call = SDPAParams(query, key, value, attn_mask, dropout_p, is_causal, False)
+    kernel = attention.OPERATORS.get(attention.chosen(call))
+    return _FLASH_KERNEL if kernel is None else overload_of(kernel)
+
+
+selective_checkpoints.STAND_INS[_FLASH_KERNEL] = _stood_for
 
 
 # ---- linear algebra by cuSOLVER's names ----------------------------------------------------------

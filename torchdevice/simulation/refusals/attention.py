@@ -18,6 +18,13 @@ from torch.nn.attention import SDPBackend
 from torchdevice.simulation import policy
 from torchdevice.simulation.refusals.cuda_errors import INVALID_VALUE, cuda_error
 
+OPERATORS = {
+    "cudnn": "_scaled_dot_product_cudnn_attention",
+    "flash": "_scaled_dot_product_flash_attention",
+    "mem_efficient": "_scaled_dot_product_efficient_attention",
+}
+"""Kernel of a library -> its operator."""
+
 _ORDER = {
     "mem_efficient": (
         "mem_efficient_off",
