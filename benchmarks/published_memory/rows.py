@@ -32,7 +32,8 @@ class Row(NamedTuple):
         capability: The compute capability of the GPU.
         memory: The bytes of the GPU, where running out of them was measured.
         ranks: Of how many ranks this one is the first.
-        why: What explains a difference of more than a percent.
+        why: What explains a difference of more than a percent, or what the plan assumes.
+        reserved: Whether ``torch.cuda.max_memory_reserved()`` was measured instead.
     """
 
     case: str
@@ -44,16 +45,18 @@ class Row(NamedTuple):
     memory: int = MEMORY
     ranks: int | None = None
     why: str = ""
+    reserved: bool = False
 
 
 class _Measured(Peaks):
-    """Follows ``torch.cuda.max_memory_allocated()``, including the workspaces of the moment."""
+    """Follows one of these figures, including the workspaces of the moment."""
 
     most = 0
 
-    def __init__(self, workspace: int):
+    def __init__(self, workspace: int, *, reserved: bool):
         super().__init__()
         self._workspace = workspace
+        self._reserved = reserved
 
     def allocated(self, block: Block) -> None:
         super().allocated(block)
@@ -63,9 +66,14 @@ class _Measured(Peaks):
         super()._product(args)
         self._note()
 
+    def segment_changed(self, action: str, segment: Block, stream: int) -> None:
+        super().segment_changed(action, segment, stream)
+        self._note()
+
     def _note(self) -> None:
         peak = self.devices[0]
-        self.most = max(self.most, peak._now + len(peak.handles) * self._workspace)
+        now = peak._segments if self._reserved else peak._now
+        self.most = max(self.most, now + len(peak.handles) * self._workspace)
 
 
 def planned(row: Row, checkout: Path) -> int | None:
@@ -81,7 +89,7 @@ def planned(row: Row, checkout: Path) -> int | None:
     }
     options["packages"] = "absent"  # as where the figures were measured
     with torchdevice.simulate("cuda", **options):
-        found = _Measured(size(row.capability))
+        found = _Measured(size(row.capability), reserved=row.reserved)
         found.follow(None if row.ranks is None else FakeRanks(0, row.ranks))
         try:
             run = row.work(checkout)
