@@ -29,8 +29,8 @@ HEADER = """# Plans beside published measurements
 What others measured on GPUs by `torch.cuda.max_memory_allocated()`, torchtitan by `max_memory_reserved()`, and
 published with the program, beside what `torchdevice plan` predicts for it. Nothing is calibrated: a plan knows no
 measurement. `python -m benchmarks.published_memory zero` plans the rows of a source again. Other releases of
-libraries need other memory, so take those that are named below the rows; `qwen`, `litgpt` and `titan` need a
-`--checkout` of the source.
+libraries need other memory, so take those that are named below the rows; `qwen`, `litgpt`, `titan` and `diffusion`
+need a `--checkout` of the source.
 """
 
 LEFT_OUT = """
@@ -38,6 +38,11 @@ LEFT_OUT = """
 
 - [torchtitan](https://github.com/pytorch/torchtitan/tree/b5bcd76c/benchmarks) also publishes 18 figures of compiled
   programs, 16 of them with Float8. A plan runs programs without a compiler, and a compiled one needs other memory.
+- diffusers' pages give rounded figures for most pipelines. The [exact
+  one](https://github.com/huggingface/diffusers/blob/58eb52c0/docs/source/en/using-diffusers/loading.md), 10.47 GiB
+  for Stable Diffusion XL in float16, is 9.75 in the plan: the decoder's convolutions take workspaces of cuDNN, whose
+  sizes are not published. Of its benchmarks, those with bitsandbytes need weights, and those that offload groups of
+  layers keep the whole model in this machine's memory.
 """
 
 DRAWN = """

@@ -13,7 +13,7 @@ from benchmarks.published_memory.rows import planned
 from torchdevice.plan.peaks import versions
 from torchdevice.plan.workspaces import size
 
-SOURCES = ("qwen", "litgpt", "low_bit", "zero", "loading", "titan")
+SOURCES = ("qwen", "litgpt", "low_bit", "zero", "loading", "titan", "diffusion")
 
 RESULTS = Path(__file__).with_name("results.json")
 """Source -> its rows, each with the measured and the planned bytes, and the versions with which it
