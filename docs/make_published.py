@@ -26,11 +26,11 @@ HEADER = """# Plans beside published measurements
 
 <!-- Made by python docs/make_published.py from benchmarks/published_memory/results.json; do not edit. -->
 
-What others measured on GPUs by `torch.cuda.max_memory_allocated()`, torchtitan by `max_memory_reserved()`, and
-published with the program, beside what `torchdevice plan` predicts for it. Nothing is calibrated: a plan knows no
-measurement. `python -m benchmarks.published_memory zero` plans the rows of a source again. Other releases of
-libraries need other memory, so take those that are named below the rows; `qwen`, `litgpt`, `titan` and `diffusion`
-need a `--checkout` of the source.
+What others measured on GPUs by `torch.cuda.max_memory_allocated()`, some by `max_memory_reserved()`, and published
+with the program, beside what `torchdevice plan` predicts for it. Nothing is calibrated: a plan knows no measurement.
+`python -m benchmarks.published_memory zero` plans the rows of a source again. Other releases of libraries need other
+memory, so take those that are named below the rows; `qwen`, `litgpt`, `titan`, `diffusion` and `tune` need a
+`--checkout` of the source.
 """
 
 LEFT_OUT = """
@@ -43,6 +43,9 @@ LEFT_OUT = """
   for Stable Diffusion XL in float16, is 9.75 in the plan: the decoder's convolutions take workspaces of cuDNN, whose
   sizes are not published. Of its benchmarks, those with bitsandbytes need weights, and those that offload groups of
   layers keep the whole model in this machine's memory.
+- Of [torchtune](https://github.com/pytorch/torchtune/blob/bd2a0fc7/README.md)'s other figures, 16 are of compiled
+  programs, and the rest depend on the lengths of a data set's texts, or quantize weights to NF4 by torchao, which
+  reads them.
 """
 
 DRAWN = """

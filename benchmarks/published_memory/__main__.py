@@ -13,7 +13,7 @@ from benchmarks.published_memory.rows import planned
 from torchdevice.plan.peaks import versions
 from torchdevice.plan.workspaces import size
 
-SOURCES = ("qwen", "litgpt", "low_bit", "zero", "loading", "titan", "diffusion")
+SOURCES = ("qwen", "litgpt", "low_bit", "zero", "loading", "titan", "diffusion", "tune")
 
 RESULTS = Path(__file__).with_name("results.json")
 """Source -> its rows, each with the measured and the planned bytes, and the versions with which it
@@ -28,7 +28,7 @@ def _one(row: Any, checkout: Path, answers: Any) -> None:
 
 def _planned_as(row: Any) -> str:
     """Return a text equal for rows with one plan: a program on two GPUs with equal workspaces."""
-    return f"{row.work} {row.memory} {row.ranks} {size(row.capability)}"
+    return f"{row.work} {row.memory} {row.ranks} {size(row.capability)} {row.reserved}"
 
 
 def _in_a_process(row: Any, checkout: Path) -> dict[str, Any]:
