@@ -46,6 +46,10 @@ LEFT_OUT = """
 - Of [torchtune](https://github.com/pytorch/torchtune/blob/bd2a0fc7/README.md)'s other figures, 16 are of compiled
   programs, and the rest depend on the lengths of a data set's texts, or quantize weights to NF4 by torchao, which
   reads them.
+- [FakeGPU](https://github.com/FanBB2333/FakeGPU/blob/7d5cf83c/docs/deepspeed-validation.md) also measured 5 runs of
+  DeepSpeed's ZeRO-2 and ZeRO-3: a plan does not run DeepSpeed's engine.
+- [AutoGluon](https://github.com/autogluon/autogluon/pull/5757) publishes ratios of its own estimates to the memory of
+  776 fits, but no measured figure. NVML measured whole processes, with CUDA's context.
 """
 
 DRAWN = """
