@@ -97,3 +97,24 @@ def test_the_name_is_that_of_the_package_too() -> None:
     from torchdevice.plan import peaks
 
     assert peaks.Peaks
+
+
+@pytest.mark.usefixtures("no_collections")
+def test_variables_name_what_the_call_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted() -> tuple[int, int, str]:
+        free = torch.cuda.mem_get_info()[1]
+        seen.append((torch.cuda.device_count(), free, torch.cuda.get_device_name()))
+        return seen[-1]
+
+    seen: list[tuple[int, int, str]] = []
+    monkeypatch.setenv("TORCHDEVICE_TARGET", "cpu")  # for other commands
+    monkeypatch.setenv("TORCHDEVICE_DEVICES", "3")
+    monkeypatch.setenv("TORCHDEVICE_MEMORY", "2GiB")
+    torchdevice.plan(counted)
+    torchdevice.plan(counted, target="cuda", devices=2, memory="1GiB")
+    assert [each[:2] for each in seen] == [(3, 2 << 30), (2, 1 << 30)]
+    monkeypatch.setenv("TORCHDEVICE_TARGET", "t4")
+    torchdevice.plan(counted)
+    assert seen[-1] == (3, 2 << 30, "Tesla T4")
+    torchdevice.plan(counted, target="a100:2")
+    assert seen[-1][0] == 2 and "A100" in seen[-1][2]

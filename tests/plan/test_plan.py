@@ -352,10 +352,11 @@ def test_variables_choose_the_device_where_no_flag_does(
     assert result.stdout.splitlines()[0] == ",".join(expected), result.stderr
 
 
-def test_a_launcher_counts_the_devices_of_a_variable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [[], ["--target", "t4"]])
+def test_a_launcher_counts_the_devices_of_a_variable(flags: list[str], tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(SEEN)
     words = ("torchrun", "--nproc-per-node", "gpu", "program.py")
-    result = run_command("plan", *words, cwd=tmp_path, TORCHDEVICE_DEVICES="2")
+    result = run_command("plan", *flags, *words, cwd=tmp_path, TORCHDEVICE_DEVICES="2")
     assert "program.py, rank 0 of 2" in result.stdout, result.stderr
 
 

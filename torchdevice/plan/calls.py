@@ -10,7 +10,9 @@ import torch
 from torch.utils._pytree import tree_map
 
 from torchdevice.plan import models, peaks
+from torchdevice.scope import collected_options
 from torchdevice.scope.activation import simulate
+from torchdevice.simulation import model_lookup
 
 MEMORY = 1 << 40
 """The memory of the GPU on which is planned, where none is named: 1 TiB."""
@@ -20,8 +22,8 @@ def plan(
     what: Callable[..., Any] | torch.nn.Module,
     *args: Any,
     train: bool = False,
-    target: str = "cuda",
-    devices: int = 1,
+    target: str | None = None,
+    devices: int | None = None,
     memory: int | str | None = None,
     **kwargs: Any,
 ) -> dict[str, Any]:
@@ -37,9 +39,11 @@ def plan(
         train: Train the model for two steps with AdamW, on the sum of its results or on their
             ``loss``.
         target: A model of a GPU, such as ``"t4"``. A call that needs more memory than that does not
-            finish.
-        devices: The number of GPUs.
-        memory: The memory of each in bytes, or as a text such as ``"24GiB"``.
+            finish. Without it, that of ``TORCHDEVICE_TARGET`` if it is a simulated GPU, else
+            ``"cuda"``.
+        devices: The number of GPUs. Default: ``TORCHDEVICE_DEVICES``, or 1.
+        memory: The memory of each in bytes, or as a text such as ``"24GiB"``. Default:
+            ``TORCHDEVICE_MEMORY``, or that of the model; 1 TiB for ``"cuda"``.
         **kwargs: More arguments of the call.
 
     Returns:
@@ -51,8 +55,12 @@ def plan(
     Raises:
         BaseException: What the call raises, unless memory ran out.
     """
-    given = memory if memory is not None or target != "cuda" else MEMORY
-    scope = simulate(target, devices=devices, memory=given, compute="meta", values="assume")
+    said = collected_options.from_environment()
+    if target is None:
+        target = model_lookup.simulated(said.get("target", "")) or "cuda"
+    if target == "cuda" and memory is None:
+        memory = said.get("memory", MEMORY)
+    scope = simulate(target, devices=devices, memory=memory, compute="meta", values="assume")
     name = getattr(what, "__qualname__", type(what).__qualname__)
     found = peaks.Peaks()
     kept = []

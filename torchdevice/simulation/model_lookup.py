@@ -176,6 +176,12 @@ def named(target: str) -> str:
     return f"{SIMULATED}:{known_name(found[1])}" + _number(found[2])
 
 
+def simulated(target: str) -> str | None:
+    """Return the one spelling of the name of a simulated device; None for another target."""
+    found = named(target)
+    return found if found.startswith(SIMULATED) else None
+
+
 def _named_list(text: str) -> str:
     """Return the canonical target for a list of models; nothing if a model is unknown."""
     parts = [each.strip().partition(":") for each in text.split(",")]

@@ -315,10 +315,9 @@ def _take_variables(options: argparse.Namespace) -> None:
 
     with refusals():
         said = collected_options.from_environment()
-        target = model_lookup.named(said.get("target", ""))
-    # The variable may name a device that other commands use. A plan is made on simulated ones.
-    if target.startswith(model_lookup.SIMULATED):
-        options.target = target
+        # The variable may name a device that other commands use. A plan is made on simulated ones.
+        options.target = model_lookup.simulated(said.get("target", ""))
+    if options.target is not None:
         return
     options.devices = options.devices or said.get("devices")
     options.memory = options.memory or said.get("memory")
@@ -353,7 +352,9 @@ def _named_devices(options: argparse.Namespace) -> int:
         return options.devices or 0
     from torchdevice.simulation import model_lookup  # only a launcher counts GPUs
 
-    return model_lookup.count_of(options.target) or 0
+    with refusals():
+        said = collected_options.from_environment()
+    return model_lookup.count_of(options.target) or said.get("devices", 0)
 
 
 def _choose_device(options: argparse.Namespace) -> None:
