@@ -547,6 +547,13 @@ def reason(name: str, way: str) -> str:
     return ""
 
 
+@pytest.mark.parametrize("name", ["bamba", "granitemoehybrid"])
+def test_a_model_without_attention_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = configurations.configuration
+    monkeypatch.setattr(configurations, "configuration", lambda given: shortened(own(given)))
+    assert reason(name, "") == ""
+
+
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", OF_TEXT)

@@ -144,7 +144,7 @@ def prepared(
     more = generate or 0
     # A decoder of its own begins with one token, and does not go on with those of the encoder.
     _check_positions(model, max(seq, 1 + more) if config.is_encoder_decoder else seq + more)
-    if train is not None:
+    if train is not None or (generate is None and _has_linear_attention_alone(model.config)):
         # As transformers' Trainer does. Some models without attention raise an error if they cache.
         model.config.use_cache = False
     if train == "qlora":
@@ -154,6 +154,11 @@ def prepared(
     if has_adapters:
         model = model_changes.with_adapters(model)
     return _placed(model, strategy).train(train is not None)
+
+
+def _has_linear_attention_alone(config: Any) -> bool:
+    """Return whether no layer of a model keeps keys and values, as of Bamba with default sizes."""
+    return {*(getattr(config, "layer_types", None) or ())} == {"linear_attention"}
 
 
 def _quantize(model: Any) -> None:
