@@ -68,6 +68,28 @@ def peak_of_layers(memory: str) -> int:
         return torch.cuda.max_memory_allocated() >> 30
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "statistics"),
+    [
+        ((8, 1024, 4), torch.float32, 0),
+        ((8, 1024, 4, 4), torch.float32, 0),
+        ((8, 1024), torch.float32, 2 * 4096),
+        ((8, 1024, 4, 4), torch.bfloat16, 2 * 4096),
+    ],
+)
+def test_a_batch_norm_that_trains_nothing_keeps_what_its_kernel_on_cuda_does(
+    shape: tuple[int, ...], dtype: torch.dtype, statistics: int
+) -> None:
+    """cuDNN's keeps no statistics; torch's own, of two dimensions and bfloat16, keeps both."""
+    with torchdevice.simulate(compute="meta"):
+        norm = {2: torch.nn.BatchNorm1d, 3: torch.nn.BatchNorm1d, 4: torch.nn.BatchNorm2d}
+        layer = norm[len(shape)](1024).cuda().to(dtype).eval()
+        x = torch.rand(shape, device="cuda", dtype=dtype)
+        before = torch.cuda.memory_allocated()
+        y = layer(x)
+        assert torch.cuda.memory_allocated() - before == y.nbytes + statistics
+
+
 def test_a_model_larger_than_this_machine() -> None:
     """Weights, gradients, two AdamW states, with temporaries; also where they do not fit."""
     assert peak_of_layers("320GiB") in range(4 * 64, 4 * 64 + 50)

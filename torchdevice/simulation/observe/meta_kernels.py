@@ -363,7 +363,8 @@ def _shapes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     else:
         call = op
     try:
-        return call(*args, **kwargs)
+        result = call(*args, **kwargs)
+        return _without_statistics(result) if _is_by_cudnn(op, *args) else result
     except RuntimeError as error:  # of which NotImplementedError is one
         # Operators of libraries have no such tag; their kernel for fake tensors asks for a size
         # that it does not know.
@@ -372,6 +373,40 @@ def _shapes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not isinstance(error, NotImplementedError):
             raise
         return _shapes_by_fakes(op, args, kwargs)
+
+
+def _is_by_cudnn(
+    op: Any,
+    x: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    mean: Any = None,
+    variance: Any = None,
+    training: Any = True,
+    *rest: Any,
+) -> bool:
+    """Return whether cuDNN computes a batch norm that trains nothing.
+
+    Source: ``_select_batch_norm_backend`` in aten/src/ATen/native/Normalization.cpp.
+    """
+    if op is not torch.ops.aten.native_batch_norm.default or training:
+        return False
+    if not policy.stands_for_cuda():
+        return False
+    given = (weight, bias, mean, variance)
+    if any(each is None for each in given) or torch.bfloat16 in (x.dtype, weight.dtype):
+        return False
+    has_its_dtypes = x.dtype is not torch.float16 or weight.dtype is torch.float32
+    return has_its_dtypes and x.dim() >= 3 and len(x) <= 65_535
+
+
+def _without_statistics(result: Any) -> Any:
+    """Return the results of a batch norm as cuDNN's, whose statistics are empty.
+
+    Source: ``cudnn_batch_norm`` in aten/src/ATen/native/cudnn/BatchNorm.cpp.
+    """
+    output, mean, deviation = result
+    return output, mean.new_empty(0), deviation.new_empty(0)
 
 
 def _shapes_by_fakes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
