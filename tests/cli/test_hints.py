@@ -47,6 +47,25 @@ def test_a_comparison_that_ends_the_program_is_named(condition: str, tmp_path: P
     )
 
 
+DEVICES_IN_A_LIST = """
+    import torch
+
+    def dtype_of_all():
+        profiles = [(torch.device(f"cuda:{i}"), 8.0) for i in range(torch.cuda.device_count())]
+        unsupported = [i for i, found in enumerate(profiles) if found[0].type != "cuda"]
+        if unsupported:
+            raise RuntimeError("Selected CUDA device(s) do not satisfy the GPU rule")
+
+    dtype_of_all()
+"""
+
+
+def test_a_comparison_of_devices_in_a_list_is_named(tmp_path: Path) -> None:
+    done = run_program(tmp_path, DEVICES_IN_A_LIST, options=["--target", "cpu"])
+    assert "program.py:6 compares a device's type, which is 'cpu' here" in done.stderr
+    assert run_program(tmp_path, DEVICES_IN_A_LIST, options=["--target", "t4"]).returncode == 0
+
+
 def test_the_type_that_is_named_is_what_the_program_sees(tmp_path: Path) -> None:
     program = ASKS_FOR_CUDA.format(condition='assert x.device.type == "cuda", x.device.type')
     done = run_program(tmp_path, program, options=["--target", "simulated:mps"])

@@ -58,6 +58,38 @@ def test_all_frames_where_they_are_asked_for() -> None:
     assert done.stderr.count(OURS) > 1
 
 
+NESTED = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Sequential(nn.Sequential(nn.Softmax(-1))))
+x = torch.ones(1, 1, 3072, 1024, device="cuda")
+{call}
+"""
+
+
+def last_lines(folder: Path, call: str) -> list[str]:
+    (folder / "train.py").write_text(NESTED.format(call=call))
+    words = ("run", "--target", "simulated:cuda", "--memory", "16MiB", "train.py")
+    return run_command(*words, cwd=folder).stderr.splitlines()
+
+
+@pytest.mark.one_engine
+def test_the_programs_line_is_shown_below_many_of_libraries(tmp_path: Path) -> None:
+    *_, error, line = last_lines(tmp_path, "model(x)")
+    assert error.startswith("torch.OutOfMemoryError"), error
+    assert line == "The program's line is train.py:7: model(x)"
+    *_, line = last_lines(tmp_path, "model[0][0](x)")
+    assert line.startswith("torch.OutOfMemoryError"), "the program's line stands right above"
+
+
+@pytest.mark.one_engine
+def test_frames_of_torch_that_a_kernel_calls_are_left_out(tmp_path: Path) -> None:
+    *frames, error = last_lines(tmp_path, "nn.functional.scaled_dot_product_attention(x, x, x)")
+    assert error.startswith("torch.OutOfMemoryError"), error
+    assert "_ops.py" not in "".join(frames)
+
+
 @pytest.mark.one_engine
 def test_disable_puts_the_hooks_back(monkeypatch: pytest.MonkeyPatch) -> None:
     before = sys.excepthook, threading.excepthook

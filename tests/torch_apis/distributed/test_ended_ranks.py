@@ -82,6 +82,7 @@ def test_the_line_of_another_rank_has_the_cause_that_nccl_gives_last() -> None:
     )
     cause = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
     assert rank_summary._of_other(note, None, "") == f"failed at ranks.py:8: {cause}"
+    assert rank_summary._line(note._replace(error="Error: calls:\n  rank 0")) == "Error: calls"
     note = note._replace(error="ValueError: no data\nat all")
     assert rank_summary._of_other(note, None, "") == "failed at ranks.py:8: ValueError: no data"
     elsewhere = note._replace(rank=0, place="ranks.py:6")
@@ -121,6 +122,7 @@ def test_torchruns_own_text_is_followed_by_the_lines_of_the_program(
     done = run_command("run", "--target", "simulated:cuda:3", *words, cwd=tmp_path)
     torchs, _, ours = done.stderr.partition("\ntorchdevice: rank 2 failed first")
     assert done.returncode == 1 and "Root Cause (first observed failure)" in torchs, done.stderr
+    assert case != "error" or torchs.count("]: Traceback") == 1, "that of the cause"
     first, others = ours.splitlines()
     assert (
         first

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import linecache
 import multiprocessing
 import os
 import re
@@ -30,6 +31,13 @@ from torchdevice.kernel.python.library_files import PACKAGE, is_library
 
 FRAMES = "TORCHDEVICE_TRACEBACKS"
 _ASKING = os.path.join("torch", "overrides.py")
+_OPERATORS = os.path.join("torch", "_ops.py")
+
+_FAR = 10
+"""How many lines of libraries may follow the program's before it is shown again."""
+
+_OF_ANOTHER_RANK = re.compile(r" cannot end: rank \d+ failed at ")
+"""A collective's error because another rank failed, which shows the cause itself."""
 
 _OF_DEFECTS = (AttributeError, NameError, LookupError, AssertionError)
 """Errors that torch's operators do not raise. Where one comes from this package itself, its frames
@@ -137,6 +145,23 @@ def _add_remedies(error: BaseException, entries: list[TracebackType]) -> None:
             add_note(error, remedy)
 
 
+def note_program_line(error: BaseException) -> None:
+    """Show the program's line again under an error of this package's that libraries led to.
+
+    Call this while the traceback has all its frames.
+    """
+    entries = _entries(error.__traceback__)
+    if not entries or not _is_ours(entries[-1]):
+        return
+    shown = _of_others(entries)
+    programs = [index for index, entry in enumerate(shown) if not is_library(_file(entry))]
+    if programs and len(shown) - programs[-1] > _FAR:
+        entry = shown[programs[-1]]
+        place = f"{os.path.basename(_file(entry))}:{entry.tb_lineno}"
+        text = linecache.getline(_file(entry), entry.tb_lineno).strip()
+        add_note(error, f"The program's line is {place}: {text}")
+
+
 def _drop_handled_here(error: BaseException) -> None:
     """Remove an error that only this package raised and handled from another's context."""
     handled = error.__context__
@@ -151,7 +176,7 @@ def _of_others(entries: list[TracebackType]) -> list[TracebackType]:
     """Return the entries of a traceback that are not this package's.
 
     Where torch's Python asked a mode, it called itself again: of the two frames of one function the
-    second is kept.
+    second is kept. Frames of an operator's object go where the program did not call one itself.
     """
     kept: list[TracebackType] = []
     crossed = False
@@ -163,11 +188,19 @@ def _of_others(entries: list[TracebackType]) -> list[TracebackType]:
             if kept and _file(kept[-1]).endswith(_ASKING):
                 kept.pop()
             continue
-        if crossed and kept and kept[-1].tb_frame.f_code is entry.tb_frame.f_code:
-            kept.pop()
+        if crossed and kept:
+            if _is_called_here(entry, kept[-1]):
+                continue
+            if kept[-1].tb_frame.f_code is entry.tb_frame.f_code:
+                kept.pop()
         crossed = False
         kept.append(entry)
     return kept
+
+
+def _is_called_here(entry: TracebackType, before: TracebackType) -> bool:
+    """Return whether this package called an operator's object, and not the frame before."""
+    return _file(entry).endswith(_OPERATORS) and not _file(before).endswith(_OPERATORS)
 
 
 def _entries(entry: TracebackType | None) -> list[TracebackType]:
@@ -256,6 +289,9 @@ class Hooks:
     def _show(
         self, kind: type[BaseException], value: BaseException, frames: TracebackType | None
     ) -> None:
+        rank = os.environ.get("RANK")
+        if rank is None:
+            note_program_line(value)
         trim(value)
         frames = value.__traceback__ or frames
         said = "".join(traceback.format_exception_only(kind, value)).rstrip()
@@ -269,9 +305,8 @@ class Hooks:
         shown, alike = (
             _another_rank_shows(kind.__qualname__, places, *text) for text in ((), (said,))
         )
-        rank = os.environ.get("RANK")
-        if shown:
-            text = ", as another rank did." if alike else f": {said}"
+        if shown or (rank is not None and _OF_ANOTHER_RANK.search(said)):
+            text = ", as another rank did." if shown and alike else f": {said}"
             print(
                 printable.lines(f"rank {rank} failed at {last_place(value)}{text}"), file=sys.stderr
             )

@@ -157,7 +157,8 @@ def _of_other(note: Failure, first: Failure | None, killed: str) -> str:
 def _line(note: Failure) -> str:
     """Return the first line of an error that is about its cause."""
     # After these words of torch, NCCL's errors have a line of source, and the cause at the end.
-    return note.error.rpartition("\nLast error:\n")[2].partition("\n")[0]
+    line = note.error.rpartition("\nLast error:\n")[2].partition("\n")[0]
+    return line.removesuffix(":")  # a table follows in the traceback
 
 
 def _how_it_ended(failure: Any) -> str:

@@ -33,7 +33,12 @@ from torchdevice.kernel import feature
 from torchdevice.kernel.python import garbage_collection, run_folder
 from torchdevice.kernel.python.environment import SWITCH, switched_off
 from torchdevice.kernel.python.logs import configure_logging
-from torchdevice.kernel.python.uncaught_errors import show_notes, trim, without_ours
+from torchdevice.kernel.python.uncaught_errors import (
+    note_program_line,
+    show_notes,
+    trim,
+    without_ours,
+)
 from torchdevice.scope import collected_options as _options
 from torchdevice.tools.cli import programs, rank_summary
 from torchdevice.tools.cli.parsing import CommandParser, CommandTexts, add_command, refusals
@@ -428,6 +433,7 @@ def _execute(
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and interrupted is not None:
             interrupted()
+        note_program_line(error)
         trim(error.__cause__ or error.__context__)
         frames = without_ours(error)
         _note_comparison(error, frames)
