@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import py_compile
+import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
+import torch._dynamo.convert_frame
 from processes import run_command, run_program
 
-from torchdevice.tools.cli import main, programs
+from torchdevice.tools.cli import demo, main, programs
 
 pytestmark = pytest.mark.one_engine
 
@@ -133,6 +136,15 @@ def test_an_error_of_memory_is_cudas_alone(target: str, tmp_path: Path) -> None:
         in done.stderr
     )
     assert ("This machine's memory ran out." in done.stderr) == (target != "cpu")
+
+
+def test_the_demonstration_lets_one_command_compile_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    assert not demo._is_compiled()
+    py_compile.compile(torch._dynamo.convert_frame.__file__)
+    assert demo._is_compiled()
 
 
 @pytest.mark.sampled(8, of="long programs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import os
 import subprocess
@@ -102,8 +103,9 @@ def _demo(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name, text in (("train.py", _TRAIN), ("mixed.py", _MIXED)):
             (Path(folder) / name).write_text(text)
-        # Beside each other, because most of their time is the import of torch.
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        # Most of their time is the import of torch.
+        at_once = os.cpu_count() if _is_compiled() else 1
+        with ThreadPoolExecutor(at_once) as pool:
             printed = pool.map(lambda step: "\n".join(_shown(step, folder)), _STORY)
             for step in _STORY:
                 styled_text.show(
@@ -113,6 +115,18 @@ def _demo(options: argparse.Namespace) -> int:
                 print(next(printed).rstrip(), end="\n\n", flush=True)
     print(_NEXT)
     return 0
+
+
+def _is_compiled() -> bool:
+    """Return whether Python has compiled torch before: else each command would, beside the others.
+
+    An optimizer imports the largest part, torch's compiler.
+    """
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return False
+    last = Path(torch.origin).parent / "_dynamo" / "convert_frame.py"
+    return os.path.exists(importlib.util.cache_from_source(last))
 
 
 def _shown(step: _Step, folder: str) -> Iterator[str]:
