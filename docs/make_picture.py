@@ -1,8 +1,9 @@
 """Run README.md's commands and draw docs/images/terminal.svg, or compare it (--check).
 
-The picture shows what the commands really print, one command after the other. It is narrow, so that
-a phone shows it in letters that can be read. Where nothing moves, as in print, all of it is there
-from the beginning. Numbers differ from run to run and are not compared.
+The picture shows what the commands really print. All of it can be read from the first frame on,
+because many viewers show only that one; the commands then light up one after the other. It is
+narrow, so that a phone shows it in letters that can be read. Numbers differ from run to run and are
+not compared.
 """
 
 from __future__ import annotations
@@ -24,14 +25,19 @@ ROOT = Path(__file__).parent.parent
 
 PICTURE = ROOT / "docs" / "images" / "terminal.svg"
 
-COMMANDS = (
-    "python examples/demo_network.py 2>&1 | tail -n 1",
-    "torchdevice run --quiet examples/demo_network.py",
-    "torchdevice plan examples/demo_network.py | grep smallest",
-    "torchdevice run --target simulated:cuda:2 examples/two_devices_mixed_up.py 2>&1 | tail -n 1",
-)
-"""What the picture shows. ``tail -n 1`` keeps the last line, and ``grep WORD`` the lines that
-contain the word.
+STORY = {
+    "A script written for CUDA, without a GPU:": (
+        "python examples/demo_network.py 2>&1 | tail -n 1"
+    ),
+    "The same script with torchdevice:": "torchdevice run --quiet examples/demo_network.py",
+    "The GPU that it would fit:": "torchdevice plan examples/demo_network.py | grep smallest",
+    "A mistake, found on two simulated GPUs:": (
+        "torchdevice run --target simulated:cuda:2 examples/two_devices_mixed_up.py 2>&1 | "
+        "tail -n 1"
+    ),
+}
+"""What is said of each command -> the command. ``tail -n 1`` keeps the last line, and ``grep WORD``
+the lines that contain the word.
 """
 
 COLUMNS = 46
@@ -46,7 +52,10 @@ _LETTER = (_WIDTH - 2 * _MARGIN) / COLUMNS
 is.
 """
 
-_COLOURS = {"command": "#ffffff", "text": "#c9d1d9", "error": "#ff7b72"}
+_COLOURS = {"said": "#79c0ff", "command": "#ffffff", "text": "#c9d1d9", "error": "#ff7b72"}
+
+_DIM = 0.6
+"""How much of a line is seen before it lights up: enough to read it."""
 
 _STEP, _LINE = 2.5, 0.15
 """Seconds between two commands, and between two lines of an output."""
@@ -56,9 +65,9 @@ class Line(NamedTuple):
     """A line of the picture.
 
     Attributes:
-        kind: ``"command"``, ``"text"`` or ``"error"``.
+        kind: ``"said"``, ``"command"``, ``"text"`` or ``"error"``.
         text: What stands there.
-        at: When it appears, in seconds.
+        at: When it lights up, in seconds.
     """
 
     kind: str
@@ -107,9 +116,10 @@ def output_of(command: str) -> str:
 def lines() -> Iterator[Line]:
     """Yield the lines of the picture; an empty text is a gap."""
     at = 0.0
-    for index, command in enumerate(COMMANDS):
-        if index:
+    for said, command in STORY.items():
+        if at:
             yield Line("text", "", at)
+        yield Line("said", f"# {said}", at)
         wrapped = textwrap.wrap(
             f"$ {command}", COLUMNS - 2, subsequent_indent="    ", break_on_hyphens=False
         )
@@ -131,14 +141,14 @@ def picture() -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
         'role="img">',
-        f"<title>{escape(', '.join(COMMANDS))}</title>",
+        f"<title>{escape(', '.join(STORY.values()))}</title>",
         "<style>",
         f"text {{ font: {_SIZE}px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; "
         f"white-space: pre }}",
         *(f".{kind} {{ fill: {colour} }}" for kind, colour in _COLOURS.items()),
         ".command { font-weight: bold }",
-        "@keyframes appear { from { opacity: 0 } to { opacity: 1 } }",
-        "@media (prefers-reduced-motion: no-preference) { text { animation: appear .3s backwards } "
+        f"@keyframes light {{ from {{ opacity: {_DIM} }} to {{ opacity: 1 }} }}",
+        "@media (prefers-reduced-motion: no-preference) { text { animation: light .3s backwards } "
         "}",
         "</style>",
         f'<rect width="{_WIDTH}" height="{height}" rx="8" fill="#0d1117"/>',

@@ -114,6 +114,10 @@ def test_the_pages_are_few_and_short() -> None:
 
 def test_the_readme_shows_it() -> None:
     assert "(docs/images/terminal.svg)" in (ROOT / "README.md").read_text()
+    picture = (ROOT / "docs" / "images" / "terminal.svg").read_text()
+    assert min(map(float, re.findall(r"opacity: ([0-9.]+)", picture))) > 0.5, (
+        "a viewer that shows only the first frame shows all of it"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES)
