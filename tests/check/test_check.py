@@ -1049,6 +1049,15 @@ class TestCommand:
         with pytest.raises(SystemExit):
             self.run(capsys, program, "--baseline", known)
 
+    def test_a_baseline_has_all_that_is_listed(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        program, known = tmp_path / "a.py", tmp_path / "known.json"
+        program.write_text("import torch\nx = torch.ones(2, dtype=torch.float64, device='cuda')\n")
+        words = (program, "--target", "mps", "--baseline", known)
+        assert self.run(capsys, *words, "--write-baseline") == (0, "")
+        assert "line 2" not in self.run(capsys, *words)[1]
+
     def test_a_baseline_without_a_file(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

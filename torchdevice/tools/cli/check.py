@@ -103,11 +103,11 @@ def _check(options: argparse.Namespace) -> int:
                     "--write-baseline names no file. Add --baseline FILE, or set it in "
                     "pyproject.toml."
                 )
-            configuration.write_baseline(Path(baseline), _with_verdict(findings, Verdict.CHANGE))
+            configuration.write_baseline(Path(baseline), _listed(findings, target, options))
             return 0
         if baseline:
             findings = configuration.without_known(Path(baseline), findings)
-        shown = findings if options.all else _with_verdict(findings, *_listed(target))
+        shown = _listed(findings, target, options)
         _show(findings, shown, len(files), target.name, options)
     return int(bool(_with_verdict(findings, Verdict.CHANGE)))
 
@@ -120,15 +120,17 @@ def _list_rules() -> None:
         print(textwrap.fill(rule.finds, 100, initial_indent="  ", subsequent_indent="  "))
 
 
-def _listed(target: Target) -> tuple[Verdict, ...]:
-    """Return the verdicts that are listed without ``--all``."""
+def _listed(findings: list[Finding], target: Target, options: argparse.Namespace) -> list[Finding]:
+    """Return the findings that are listed: without ``--all``, those that a person asks about."""
     from torchdevice.check import Verdict
     from torchdevice.check.target import MAC
 
+    if options.all:
+        return findings
     # On a Mac most programs run as they are, so its owner asks what will be approximate.
     if target.column == MAC.column:
-        return (Verdict.CHANGE, Verdict.APPROXIMATE)
-    return (Verdict.CHANGE,)
+        return _with_verdict(findings, Verdict.CHANGE, Verdict.APPROXIMATE)
+    return _with_verdict(findings, Verdict.CHANGE)
 
 
 def _with_verdict(findings: list[Finding], *verdicts: Verdict) -> list[Finding]:
