@@ -172,6 +172,8 @@ class TestForTheSession:
         run(session, "%torchdevice status")
         first, *options = capsys.readouterr().out.splitlines()
         assert first == said and {"  identity='program'", "  memory='1GiB'"} <= {*options}
+        run(session, "%torchdevice t4")
+        assert "CUDA is simulated:t4 in this session, with 1 device." in capsys.readouterr().out
         run(session, "%torchdevice off")
 
     def test_after_a_device_assert(self, session: Any, capsys: pytest.CaptureFixture[str]) -> None:

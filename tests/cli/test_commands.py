@@ -629,6 +629,8 @@ class TestExaminations:
             and " would stand in: " in found.said
             and "(the best there is" in found.said
         )
+        (found,) = diagnostics._device("t4")
+        assert found.said.startswith("simulated:t4 would stand in: Tesla T4")
         (found,) = diagnostics._device("simulated:cuda")
         assert (
             found.said.startswith("simulated:cuda")

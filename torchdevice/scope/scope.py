@@ -234,7 +234,8 @@ class Scope(AbstractContextManager["Scope"]):
         count = context.devices.count
         devices = f"{count} {'device' if count == 1 else 'devices'}"
         what = (
-            f"{context.program.upper()} is {context.runtime.target} in this session, with {devices}"
+            f"{context.program.upper()} is {context.runtime.shown_target} in this session, with "
+            f"{devices}"
         )
         return f"torchdevice: {what}. `%torchdevice off` ends it."
 
