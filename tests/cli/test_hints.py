@@ -127,14 +127,18 @@ def test_a_command_is_looked_for_beside_the_interpreter(
 
 
 @pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
-def test_an_error_of_memory_is_cudas_alone(target: str, tmp_path: Path) -> None:
-    program = 'import torch\ntorch.empty(1 << 50, device="cuda")\n'
+@pytest.mark.parametrize(
+    "call",
+    [
+        'torch.empty(1 << 50, device="cuda")',
+        'torch.empty(1, device="cuda").repeat(1 << 50)',  # which the CPU's scope does not see
+    ],
+)
+def test_an_error_of_memory_is_cudas_alone(call: str, target: str, tmp_path: Path) -> None:
+    program = f"import torch\n{call}\n"
     done = run_program(tmp_path, program, options=["--quiet", "--target", target])
     assert "DefaultCPUAllocator" not in done.stderr and done.stderr.count("Traceback") == 1
-    assert (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4194304.00 GiB."
-        in done.stderr
-    )
+    assert "Error: CUDA out of memory. Tried to allocate 4194304.00 GiB." in done.stderr
     assert ("This machine's memory ran out." in done.stderr) == (target != "cpu")
 
 

@@ -433,12 +433,24 @@ def _execute(
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and interrupted is not None:
             interrupted()
+        _word_as_cuda(error)
         note_program_line(error)
         trim(error.__cause__ or error.__context__)
         frames = without_ours(error)
         _note_comparison(error, frames)
         _show_from(error, frames, functools.partial(_forget_file, program, main))
         raise
+
+
+def _word_as_cuda(error: BaseException) -> None:
+    """Give memory that ran out CUDA's text, as a program that catches the error sees it."""
+    from torchdevice.calls import error_texts
+    from torchdevice.scope import activation
+
+    scope = activation.current()
+    if scope is not None:
+        with contextlib.suppress(Exception):  # the program's error is what is to be seen
+            error_texts.class_for_out_of_memory(scope._resolved(), error)
 
 
 def _note_comparison(error: BaseException, frames: types.TracebackType | None) -> None:
