@@ -234,8 +234,8 @@ class Scope(AbstractContextManager["Scope"]):
         count = context.devices.count
         devices = f"{count} {'device' if count == 1 else 'devices'}"
         what = (
-            f"{context.program.upper()} is {context.runtime.shown_target} in this session, with "
-            f"{devices}"
+            f"{context.program.upper()} is {target_selection.shown(context.runtime)} in this "
+            f"session, with {devices}"
         )
         return f"torchdevice: {what}. `%torchdevice off` ends it."
 

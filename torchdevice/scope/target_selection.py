@@ -298,6 +298,11 @@ def _unknown(target: object, name: str) -> UnknownTargetError:
     return UnknownTargetError(target, known, lowered if exists else meant)
 
 
+def shown(target: Runtime) -> str:
+    """Return a target as a person writes it: ``simulated:t4`` is one device."""
+    return target.target.removesuffix(":1")
+
+
 def name_of(target: Runtime, options: Options) -> str:
     """Return the name of a target's first device, which a GPU model may give."""
     given = of_device(options.properties, 0)

@@ -148,11 +148,6 @@ class Runtime(DeviceMemory, KernelFallback):
         return self.device_type
 
     @property
-    def shown_target(self) -> str:
-        """The target as a person writes it: ``simulated:t4`` is one device."""
-        return self.target.removesuffix(":1")
-
-    @property
     def family(self) -> str:
         """The device type whose names in torch, such as ``torch.mps``, are those of this device."""
         return self.device_type

@@ -99,7 +99,7 @@ def _device(target: str | None) -> list[Finding]:
         else:
             why = "the best there is"
     name = target_selection.name_of(found, options)
-    said = f"{found.shown_target} would stand in: {name} ({why})"
+    said = f"{target_selection.shown(found)} would stand in: {name} ({why})"
     if found.degraded_notice:
         remedy = "to test as strictly as on a GPU: --target simulated:cuda"
     else:

@@ -433,7 +433,7 @@ def _execute(
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and interrupted is not None:
             interrupted()
-        _word_as_cuda(error)
+        _word_as_cuda()
         note_program_line(error)
         trim(error.__cause__ or error.__context__)
         frames = without_ours(error)
@@ -442,15 +442,13 @@ def _execute(
         raise
 
 
-def _word_as_cuda(error: BaseException) -> None:
+def _word_as_cuda() -> None:
     """Give memory that ran out CUDA's text, as a program that catches the error sees it."""
-    from torchdevice.calls import error_texts
-    from torchdevice.scope import activation
+    import torch
 
-    scope = activation.current()
-    if scope is not None:
-        with contextlib.suppress(Exception):  # the program's error is what is to be seen
-            error_texts.class_for_out_of_memory(scope._resolved(), error)
+    with contextlib.suppress(Exception):  # the program's error is what is to be seen
+        # The text changes where an error is handled and the name of the class is read.
+        _ = torch.cuda.OutOfMemoryError
 
 
 def _note_comparison(error: BaseException, frames: types.TracebackType | None) -> None:
