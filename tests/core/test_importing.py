@@ -63,6 +63,23 @@ def test_a_module_is_patched_as_soon_as_it_is_imported_and_as_long_as_that_is_wa
     assert module.number == 1 and "another" not in sys.modules
 
 
+@pytest.mark.parametrize("is_in_place", [False, True], ids=["between_scopes", "in_a_scope"])
+def test_a_module_that_was_dropped_is_patched_when_it_is_imported_anew(is_in_place: bool) -> None:
+    late = LateModules([Late(NAME, patches)])
+    first: Any = importlib.import_module(NAME)
+    late.install()
+    if not is_in_place:
+        late.remove()
+    del sys.modules[NAME]
+    if not is_in_place:
+        late.install()
+    second: Any = importlib.import_module(NAME)
+    assert second is not first and second.number == 2
+    late.install()
+    late.remove()
+    assert first.number == second.number == 1
+
+
 def test_a_module_in_the_midst_of_its_import_is_not_patched(folder: Path) -> None:
     late = LateModules([Late(NAME, patches)])
     sys.modules["late_modules_of_the_test"] = types.SimpleNamespace(late=late)  # type: ignore[assignment]

@@ -49,6 +49,7 @@ class Late:
 
     Attributes:
         patches: The patches, from the first installation on.
+        module: The module that they change.
         is_plain: Whether to install is to install the patches, so that others' may be among them.
     """
 
@@ -66,15 +67,18 @@ class Late:
         self.sees_scope = sees_scope
         self.error = error
         self.patches: list[Patch] = []
+        self.module: ModuleType | None = None
 
     def build(self) -> list[Patch]:
-        """Return the patches, which are made once. The module has been imported."""
-        if self.makers and not self.patches:
+        """Return the patches, which are made once for a module. It has been imported."""
+        module = sys.modules[self.name]
+        if self.makers and module is not self.module:
             torch_internals.check("later", self.name)
-            # Made once: the module stays the same object for the process.
-            self.patches = patching.together(
-                [patch for make in self.makers for patch in make(sys.modules[self.name])]
-            )
+            # A program may drop a module and import it again, as another object. Patches that are
+            # still in the first one are taken out.
+            Late.remove(self)
+            made = [patch for make in self.makers for patch in make(module)]
+            self.patches, self.module = patching.together(made), module
         return self.patches
 
     def install(self) -> None:
@@ -97,7 +101,7 @@ class LateModules:
 
     def __init__(self, modules: Iterable[Late]):
         self.modules = {each.name: each for each in modules}
-        self._imported: list[Late] = []
+        self._imported: list[tuple[Late, ModuleType]] = []
         # Those of all plain modules among the imported ones: each entry would take six frames of
         # Python for each module.
         self._patches: list[Patch] = []
@@ -111,14 +115,16 @@ class LateModules:
             # None keeps Python from importing a module. One being imported lacks its functions.
             module = sys.modules.get(name)
             if module is not None and not getattr(module.__spec__, "_initializing", False):
-                imported.append(late)
+                imported.append((late, module))
         if imported != self._imported:
-            plain = [late for late in imported if late.is_plain]
+            # Those of a module that the program has dropped meanwhile may still be in place.
+            patching.do_all([patch.remove for patch in reversed(self._patches)])
+            plain = [late for late, _ in imported if late.is_plain]
             self._patches = patching.together([patch for late in plain for patch in late.build()])
             self._imported = imported
         for patch in self._patches:
             patch.install()
-        for late in imported:
+        for late, _ in imported:
             if not late.is_plain:
                 late.install()
 
@@ -129,7 +135,7 @@ class LateModules:
         steps = []
         for late in reversed(self.modules.values()):
             # Those that were imported since the scope began have put their patches in themselves.
-            if late.patches and not (late.is_plain and late in self._imported):
+            if late.patches and not (late.is_plain and (late, late.module) in self._imported):
                 steps.append(late.remove)
         for patch in reversed(self._patches):
             steps.append(patch.remove)
