@@ -155,6 +155,7 @@ def test_a_model_whose_remote_code_imports_it(
 @pytest.mark.parametrize("target", ["cpu", "simulated:a100", "simulated:mps"])
 def test_a_unet_of_diffusers_that_is_asked_for_xformers(target: str) -> None:
     diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
     with torchdevice.portable(target=target) as scope:
         model = diffusers.UNet2DConditionModel(
             block_out_channels=(8, 16), layers_per_block=1, sample_size=8, cross_attention_dim=8, attention_head_dim=4,
@@ -170,6 +171,10 @@ def test_a_unet_of_diffusers_that_is_asked_for_xformers(target: str) -> None:
         model.enable_xformers_memory_efficient_attention()
         torch.testing.assert_close(model(*given).sample, expected)
         assert "xformers.ops.memory_efficient_attention" in str(scope.report())
+        from xformers.ops import MemoryEfficientAttentionCutlassOp
+
+        model.enable_xformers_memory_efficient_attention(MemoryEfficientAttentionCutlassOp)
+        torch.testing.assert_close(model(*given).sample, expected)
     assert sys.modules["diffusers.models.attention_processor"].__dict__.get("xformers") is None
 
 

@@ -283,3 +283,15 @@ def test_normalizations() -> None:
             torch.testing.assert_close(given, total)
     with torchdevice.simulate("a100"), pytest.raises(ValueError, match="Gradients not supported"):
         rms_norm(torch.ones(2, device="cuda", requires_grad=True), None)
+
+
+def test_choices_of_kernels_show_their_dtypes() -> None:
+    # diffusers checks a choice with a tensor of the first one.
+    with torchdevice.portable(target="cpu"):
+        from xformers import ops
+
+        halves = {torch.float16, torch.bfloat16}
+        for name, more in (("Cutlass", {torch.float32}), ("FlashAttention", set())):
+            for each in getattr(ops, f"MemoryEfficientAttention{name}Op"):
+                assert set(each.SUPPORTED_DTYPES) == halves | more
+                assert issubclass(each, ops.AttentionOpBase)

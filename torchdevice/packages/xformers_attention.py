@@ -582,11 +582,24 @@ def _of_sequences(
 
 
 class _Kernel:
-    """A choice of kernels. A program names it in ``op=``, and there is one way to compute here."""
+    """A choice of kernels. A program names it in ``op=``, and there is one way to compute here.
+
+    Attributes:
+        SUPPORTED_DTYPES: The dtypes that the package's kernels take, which diffusers reads.
+    """
+
+    SUPPORTED_DTYPES: set[torch.dtype] = set()
 
 
-for _name in ("Cutlass", "FlashAttention", "TritonSplitK"):
-    has(f"xformers.ops.MemoryEfficientAttention{_name}Op", (_Kernel, _Kernel))
+_HALF = (torch.float16, torch.bfloat16)
+
+for _name, _dtypes in (
+    ("Cutlass", (torch.float32, *_HALF)),
+    ("FlashAttention", _HALF),
+    ("TritonSplitK", _HALF),
+):
+    _kernel = type(f"{_name}Op", (_Kernel,), {"SUPPORTED_DTYPES": set(_dtypes)})
+    has(f"xformers.ops.MemoryEfficientAttention{_name}Op", (_kernel, _kernel))
 has("xformers.ops.AttentionOpBase xformers.ops.AttentionOp xformers.ops.fmha.AttentionOp", _Kernel)
 
 
