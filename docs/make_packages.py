@@ -129,9 +129,9 @@ what to use.
 
 On simulated GPUs `pynvml` shows the devices of the scope with their memory, also where nvidia-ml-py is installed. What
 would have to be measured raises NVML's "Not Supported". Processes that a program starts under `torchdevice run` find
-an `nvidia-smi` that answers `--query-gpu`, `-q -d MEMORY`, `-L` and the plain table. Its memory figures are those at
-the beginning of the run. GPUtil reads it, and needs `includeNan=True`, because no load is measured. On other targets
-NVML finds no driver, unless `devices=` gives devices.
+an `nvidia-smi` that answers `--query-gpu`, `-q` (also as XML, or with `-d MEMORY`), `-L`, `--version` and the plain
+table. Its memory figures are those at the beginning of the run. GPUtil reads it, and needs `includeNan=True`, because
+no load is measured. On other targets NVML finds no driver, unless `devices=` gives devices.
 """
 
 TABLES = """

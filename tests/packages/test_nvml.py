@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -177,12 +178,41 @@ class TestCommand:
         lines = nvidia_smi.lines_for([], self.devices())
         assert len({len(line) for line in lines}) == 1 and "CUDA Version: " in "".join(lines)
 
+    def test_the_whole_log_has_what_is_known_of_each_device(self) -> None:
+        lines = [line.split(":", 1) for line in nvidia_smi.lines_for(["-q"], self.devices())]
+        texts = [(line[0].strip(), line[1].strip()) for line in lines if len(line) == 2]
+        assert texts.count(("Product Name", "NVIDIA A100-SXM4-40GB")) == 2
+        assert ("Used", "512 MiB") in texts and ("Attached GPUs", "2") in texts
+
+    def test_the_log_as_xml(self) -> None:
+        text = "\n".join(nvidia_smi.lines_for(["-q", "-x", "-i", "1"], self.devices()))
+        root = xml.etree.ElementTree.fromstring(text)
+        (gpu,) = root.findall("gpu")
+        device = self.devices()[1]
+        assert gpu.get("id") == device["bus"] and gpu.findtext("uuid") == device["uuid"]
+        assert gpu.findtext("fb_memory_usage/used") == "512 MiB"
+        assert gpu.findtext("utilization/gpu_util") == "N/A"
+        assert root.findtext("attached_gpus") == "2"
+
+    def test_versions_and_reserved_memory(self) -> None:
+        lines = nvidia_smi.lines_for(["--version"], self.devices())
+        assert lines[2] == f"DRIVER version      : {self.devices()[0]['driver']}"
+        words = ["--query-gpu=memory.reserved", "--format=csv"]
+        rows = nvidia_smi.lines_for(words, self.devices())
+        assert rows == ["memory.reserved [MiB]", "0 MiB", "0 MiB"]
+
     @pytest.mark.parametrize(
         ("words", "message"),
         [
             (["--query-gpu=nothing", "--format=csv"], "no field 'nothing'"),
-            (["topo", "-m"], "does not know 'topo'"),
-            (["-q"], "-d MEMORY"),
+            (["topo", "-m"], "no 'topo': connections are not simulated"),
+            (["nvlink", "-s"], "can_device_access_peer"),
+            (["-l", "5"], "no '--loop': its figures do not change. Call it once."),
+            (["--query-gpu=name", "--format=csv", "--loop=1"], "Call it once"),
+            (["-lms", "100"], "Call it once"),
+            (["dmon"], "load is not measured"),
+            (["fan"], "does not know 'fan'"),
+            (["-q", "-d", "POWER"], "no part 'POWER'. Give -d MEMORY"),
             (["--id=7"], "No devices were found for '7'"),
             (["--query-gpu=name"], "--format=csv"),
         ],

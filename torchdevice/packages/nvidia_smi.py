@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import sys
+import xml.etree.ElementTree
 from typing import Any
 
 VARIABLE = "TORCHDEVICE_SMI"
@@ -88,6 +89,7 @@ def value_of(field: str, device: dict[str, Any]) -> str:
         "memory.total": total,
         "memory.used": used,
         "memory.free": total - used,
+        "memory.reserved": 0,  # nothing is reserved, as nvml.py has it
         "timestamp": datetime.datetime.now().strftime("%Y/%m/%d %H:%M:%S.%f")[:-3],
     }
     if field in texts:
@@ -118,8 +120,11 @@ def _head(field: str) -> str:
     return f"{field} [{_unit(field)}]" if _unit(field) else field
 
 
-def memory(devices: list[dict[str, Any]]) -> list[str]:
-    """Return the lines of ``-q -d MEMORY``. Reserved and BAR1 memory are not simulated."""
+def log(devices: list[dict[str, Any]], *, is_whole: bool) -> list[str]:
+    """Return the lines of ``-q``, or of ``-q -d MEMORY``, which has the memory alone.
+
+    What is not simulated, such as BAR1 memory, temperature and power, has no line.
+    """
     first = devices[0]
     lines = [
         "",
@@ -132,14 +137,43 @@ def memory(devices: list[dict[str, Any]]) -> list[str]:
     ]
     for each in devices:
         used, total = each["used"] // _MIB, each["total"] // _MIB
+        lines.append(f"GPU {each['bus']}")
+        if is_whole:
+            lines.append(_line(4, "Product Name", each["name"]))
+            lines.append(_line(4, "GPU UUID", each["uuid"]))
         lines += [
-            f"GPU {each['bus']}",
             "    FB Memory Usage",
             _line(8, "Total", f"{total} MiB"),
             _line(8, "Used", f"{used} MiB"),
             _line(8, "Free", f"{total - used} MiB"),
         ]
     return lines
+
+
+def tree(devices: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of ``-q -x``: the elements of :func:`log`, and load as not available."""
+    first = devices[0]
+    root = xml.etree.ElementTree.Element("nvidia_smi_log")
+    _add(root, {"driver_version": first["driver"], "cuda_version": first["cuda"]})
+    _add(root, {"attached_gpus": first["count"]})
+    for each in devices:
+        used, total = each["used"] // _MIB, each["total"] // _MIB
+        gpu = xml.etree.ElementTree.SubElement(root, "gpu", id=each["bus"])
+        _add(gpu, {"product_name": each["name"], "uuid": each["uuid"]})
+        memory = xml.etree.ElementTree.SubElement(gpu, "fb_memory_usage")
+        _add(memory, {"total": f"{total} MiB", "used": f"{used} MiB"})
+        _add(memory, {"free": f"{total - used} MiB"})
+        load = xml.etree.ElementTree.SubElement(gpu, "utilization")
+        _add(load, {"gpu_util": "N/A", "memory_util": "N/A"})
+    xml.etree.ElementTree.indent(root, "\t")
+    text = xml.etree.ElementTree.tostring(root, encoding="unicode")
+    return ['<?xml version="1.0" ?>', *text.splitlines()]
+
+
+def _add(parent: xml.etree.ElementTree.Element, texts: dict[str, Any]) -> None:
+    """Add an element for each text."""
+    for name, text in texts.items():
+        xml.etree.ElementTree.SubElement(parent, name).text = str(text)
 
 
 def _line(indent: int, name: str, value: Any) -> str:
@@ -151,15 +185,26 @@ def listed(devices: list[dict[str, Any]]) -> list[str]:
     return [f"GPU {each['index']}: {each['name']} (UUID: {each['uuid']})" for each in devices]
 
 
+def versions(device: dict[str, Any]) -> list[str]:
+    """Return the lines of ``--version``."""
+    texts = {
+        "NVIDIA-SMI version": device["driver"],
+        "NVML version": device["driver"],
+        "DRIVER version": device["driver"],
+        "CUDA Version": device["cuda"],
+    }
+    return [f"{name:<20}: {text}" for name, text in texts.items()]
+
+
 def table(devices: list[dict[str, Any]]) -> list[str]:
     """Return the lines of the plain table."""
     rule = "+" + "-" * 77 + "+"
     first = devices[0]
-    versions = (
+    head = (
         f"| NVIDIA-SMI {first['driver']}    Driver Version: {first['driver']}    CUDA Version: "
         f"{first['cuda']}"
     )
-    lines = [rule, f"{versions:<78}|", rule]
+    lines = [rule, f"{head:<78}|", rule]
     for each in devices:
         memory = f"{each['used'] // _MIB}MiB / {each['total'] // _MIB}MiB"
         lines.append(
@@ -180,6 +225,8 @@ def parsed(words: list[str]) -> dict[str, str]:
     while rest:
         word, _, text = rest.pop(0).partition("=")
         word = _SHORT.get(word, word)
+        if word in _REFUSED:
+            raise UsageError(f"torchdevice's nvidia-smi has no {word!r}: {_REFUSED[word]}")
         if word not in _WITH_VALUE + _ALONE:
             raise UsageError(f"torchdevice's nvidia-smi does not know {word!r}.")
         if word in _WITH_VALUE and not text:
@@ -189,8 +236,31 @@ def parsed(words: list[str]) -> dict[str, str]:
 
 
 _WITH_VALUE = ("--id", "--query-gpu", "--format", "--query-compute-apps", "--display")
-_ALONE = ("--list-gpus", "--query")
-_SHORT = {"-i": "--id", "-L": "--list-gpus", "-q": "--query", "-d": "--display"}
+_ALONE = ("--list-gpus", "--query", "--xml-format", "--version")
+_SHORT = {
+    "-i": "--id",
+    "-L": "--list-gpus",
+    "-q": "--query",
+    "-d": "--display",
+    "-x": "--xml-format",
+    "-l": "--loop",
+    "-lms": "--loop-ms",
+}
+
+_CONNECTIONS = (
+    "connections are not simulated. Ask torch.cuda.can_device_access_peer, or leave it out."
+)
+_ONCE = "its figures do not change. Call it once."
+_LOAD = "load is not measured. Ask --query-gpu for memory, or leave it out."
+_REFUSED = {
+    "topo": _CONNECTIONS,
+    "nvlink": _CONNECTIONS,
+    "--loop": _ONCE,
+    "--loop-ms": _ONCE,
+    "dmon": _LOAD,
+    "pmon": _LOAD,
+}
+"""Arguments that are refused -> why, and what to do instead."""
 
 
 def chosen(devices: list[dict[str, Any]], wanted: str) -> list[dict[str, Any]]:
@@ -227,10 +297,22 @@ def lines_for(words: list[str], devices: list[dict[str, Any]]) -> list[str]:
             return []
         return [", ".join(given["--query-compute-apps"].split(","))]
     if "--query" in given:
-        if given.get("--display", "").upper() != "MEMORY":
-            raise UsageError("Give -d MEMORY with -q: torchdevice's nvidia-smi has no other part.")
-        return memory(devices)
+        return _queried(given, devices)
+    if "--version" in given:
+        return versions(devices[0])
     return listed(devices) if "--list-gpus" in given else table(devices)
+
+
+def _queried(given: dict[str, str], devices: list[dict[str, Any]]) -> list[str]:
+    """Return what ``-q`` prints with other arguments."""
+    part = given.get("--display", "").upper()
+    if part not in ("", "MEMORY"):
+        raise UsageError(
+            f"torchdevice's nvidia-smi has no part {part!r}. Give -d MEMORY, or no -d."
+        )
+    if "--xml-format" in given:
+        return tree(devices)
+    return log(devices, is_whole=not part)
 
 
 def main() -> int:
