@@ -14,7 +14,7 @@ import torch
 from references import drawn, same_with_gradients
 
 import torchdevice
-from torchdevice.packages import detection_kernels
+from torchdevice.packages import detection_kernels, registry
 from torchdevice.packages.detection_kernels import Window, aligned, deformed, focal_loss, overlaps
 
 pytestmark = pytest.mark.one_engine
@@ -214,9 +214,14 @@ def test_kernels_of_convolutions_write_results_and_gradients() -> None:
 
 
 def pooled(
-    maps: torch.Tensor, box: list[float], size: tuple[int, int], samples: int, centred: bool
+    maps: torch.Tensor,
+    box: list[float],
+    size: tuple[int, int],
+    samples: int,
+    centred: bool,
+    by_largest: bool = False,
 ) -> torch.Tensor:
-    """Return the means of a region's cells, by point, with a scale of 0.5."""
+    """Return the means of a region's cells, or the largest values, with a scale of 0.5."""
     left, top, right, bottom = (each * 0.5 - (0.5 if centred else 0.0) for each in box[1:])
     wide, high = right - left, bottom - top
     if not centred:
@@ -229,16 +234,20 @@ def pooled(
         (c, i, j) for c in range(plane.shape[0]) for i in range(size[0]) for j in range(size[1])
     ):
         total = plane.new_zeros(())
+        largest = plane.new_tensor(-torch.finfo(torch.float32).max)
         for k in range(down):
             for m in range(across):
                 y = top + (i + (k + 0.5) / down) * high / size[0]
                 x = left + (j + (m + 0.5) / across) * wide / size[1]
+                value = plane.new_zeros(())
                 if -1 <= y <= limits[0] and -1 <= x <= limits[1]:
                     y, x = min(max(y, 0), limits[0] - 1), min(max(x, 0), limits[1] - 1)
-                    total = total + between(
+                    value = between(
                         plane[c], *(torch.tensor(each, dtype=plane.dtype) for each in (y, x))
                     )
-        out.append(total / max(down * across, 1))
+                total = total + value
+                largest = value if value > largest else largest
+        out.append(largest if by_largest else total / max(down * across, 1))
     return torch.stack(out).reshape(plane.shape[0], *size)
 
 
@@ -267,8 +276,42 @@ def test_regions_of_interest(samples: int, centred: bool) -> None:
         detection_kernels.roi_align_backward(towards, given, *none, of_maps, **options)
     torch.testing.assert_close(out, found)
     torch.testing.assert_close(of_maps, torch.autograd.grad(expected, maps, towards)[0])
-    with pytest.raises(torchdevice.errors.NotSupportedError, match="pool_mode='max'"):
-        detection_kernels.roi_align_forward(maps, given, out, *none, **{**options, "pool_mode": 0})
+
+
+@pytest.mark.parametrize("samples", [0, 2])
+@pytest.mark.parametrize("centred", [False, True])
+def test_regions_of_interest_by_their_largest_values(samples: int, centred: bool) -> None:
+    maps = drawn(2, 3, 5, 6)
+    boxes = [[0, 1.0, 2, 7.5, 9], [1, -5, -4, 14, 11], [1, 3, 3, 3, 3], [0, 40, 40, 44, 44]]
+    given = torch.tensor(boxes, dtype=torch.float64)
+    options = {
+        "aligned_height": 2,
+        "aligned_width": 3,
+        "spatial_scale": 0.5,
+        "sampling_ratio": samples,
+        "pool_mode": 0,
+        "aligned": centred,
+    }
+    expected = torch.stack([pooled(maps, box, (2, 3), samples, centred, True) for box in boxes])
+    out, rows, columns = (torch.zeros(4, 3, 2, 3, dtype=torch.float64) for _ in range(3))
+    towards, of_maps = torch.randn_like(out), torch.zeros_like(maps)
+    with torch.no_grad():
+        where = rows, columns
+        detection_kernels.roi_align_forward(maps.detach(), given, out, *where, **options)
+        detection_kernels.roi_align_backward(towards, given, *where, of_maps, **options)
+    torch.testing.assert_close(out, expected)
+    (gradient,) = torch.autograd.grad(expected, maps, towards)
+    torch.testing.assert_close(of_maps, gradient)
+    # A cell without points, of a box without a height, has the lowest number.
+    assert (out[2] == -torch.finfo(torch.float32).max).all() == (centred and not samples)
+
+
+@pytest.mark.parametrize("name", ["box_iou_rotated", "nms_rotated", "roi_align_rotated_forward"])
+def test_kernels_for_rotated_boxes_are_refused_by_name(name: str) -> None:
+    kernel = registry.MODULES["mmcv._ext"]["__getattr__"].value(name)
+    with torchdevice.portable(target="cpu"):
+        with pytest.raises(torchdevice.errors.NotSupportedError, match=f"'{name}'.*rotated boxes"):
+            kernel(torch.rand(3, 5))
 
 
 def test_no_regions_of_interest_have_no_gradient() -> None:

@@ -388,6 +388,7 @@ def aligned(
     scale: float,
     samples: int,
     is_centred: bool,
+    largest: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Return the means of parts of maps in the cells of a grid (arXiv 1703.06870, RoIAlign).
 
@@ -399,6 +400,8 @@ def aligned(
         samples: How many points of a cell are read in each direction; 0 for as many as it has
             pixels.
         is_centred: Whether a pixel's value is at its middle.
+        largest: Where the rows and columns of each cell's largest value are written, which is then
+            the result instead of the mean. None for the mean.
     """
     wide_maps, wide_boxes = widened(maps, boxes)
     edges = wide_boxes[:, 1:].to(wide_maps.dtype) * scale - (0.5 if is_centred else 0.0)
@@ -408,6 +411,10 @@ def aligned(
     cells = extent / torch.tensor([size[1], size[0]], device=edges.device, dtype=edges.dtype)
     counts = torch.full_like(cells, samples) if samples > 0 else cells.ceil()
     out = wide_maps.new_zeros(len(boxes), maps.shape[1], *size)
+    if largest is not None:
+        out.fill_(_LOWEST)
+        for each in largest:
+            each.fill_(-1)
     for across, down in {(int(x), int(y)) for x, y in counts.tolist()}:
         chosen = ((counts[:, 0] == across) & (counts[:, 1] == down)).nonzero()[:, 0]
         if across > 0 and down > 0:
@@ -416,8 +423,69 @@ def aligned(
             read = _interpolated(wide_maps, boxes[chosen, 0].long(), y, x)
             parts = read.unflatten(-1, (size[1], across)).unflatten(-3, (size[0], down))
             found = parts.mean((-3, -1))
+            if largest is not None:
+                places = [
+                    each.unflatten(-1, (-1, count)) for each, count in ((y, down), (x, across))
+                ]
+                found = _largest(parts, places, chosen, largest)
             out = out.index_copy(0, chosen, found)
     return out.to(maps.dtype)
+
+
+_LOWEST = -torch.finfo(torch.float32).max
+"""The largest value of a cell without points."""
+
+
+def _largest(
+    parts: torch.Tensor,
+    places: list[torch.Tensor],
+    chosen: torch.Tensor,
+    written: list[torch.Tensor],
+) -> torch.Tensor:
+    """Return the largest value of each cell, and write where it is. The first of equal ones counts.
+
+    Args:
+        parts: (boxes, channels, rows, points, columns, points).
+        places: The rows of points (boxes, rows, points), and their columns.
+        chosen: The numbers of the boxes.
+        written: Rows and columns of the largest values: (all boxes, channels, rows, columns).
+    """
+    by_cell = parts.transpose(3, 4).flatten(4)
+    found = by_cell.amax(-1)
+    first = (by_cell == found[..., None]).to(torch.uint8).argmax(-1)
+    rows, columns = places
+    by_row = rows[:, None, :, None].expand(*found.shape, -1)
+    by_column = columns[:, None, None].expand(*found.shape, -1)
+    across = columns.shape[-1]
+    for target, where, point in (
+        (written[0], by_row, first // across),
+        (written[1], by_column, first % across),
+    ):
+        target[chosen] = where.gather(-1, point[..., None])[..., 0].to(target.dtype)
+    return found
+
+
+def _at_largest(
+    maps: torch.Tensor, boxes: torch.Tensor, y: torch.Tensor, x: torch.Tensor
+) -> torch.Tensor:
+    """Return values between pixels, one for each cell: (boxes, channels, rows, columns).
+
+    Args:
+        maps: (batch, channels, height, width).
+        boxes: Which map comes first: (boxes, 5).
+        y: The row of each value; -1 for a cell without points.
+        x: Its column.
+    """
+    wide_maps, wide_y, wide_x = widened(maps, y, x)
+    rows, down, is_above = _corners(wide_y, maps.shape[2])
+    columns, right, is_beside = _corners(wide_x, maps.shape[3])
+    pixels = wide_maps.flatten(2)[boxes[:, 0].long()]
+    total: Any = 0.0
+    for row, of_row in zip(rows, (1 - down, down), strict=True):
+        for column, of_column in zip(columns, (1 - right, right), strict=True):
+            places = (row * maps.shape[3] + column).flatten(2)
+            total = total + pixels.gather(2, places).view_as(wide_y) * of_row * of_column
+    return total.masked_fill(is_above | is_beside | (wide_y == -1), 0.0)
 
 
 def _points(start: torch.Tensor, cell: torch.Tensor, cells: int, samples: int) -> torch.Tensor:
@@ -458,8 +526,7 @@ def roi_align_forward(
     pool_mode: int,
     aligned: bool,
 ) -> None:
-    """Write what regions of maps have in the cells of a grid: their means."""
-    _check_mean(pool_mode)
+    """Write what regions of maps have in the cells of a grid: means, or the largest values."""
     check_kernel(
         "roi_align_forward_impl",
         "roi_align_forward_cuda_kernel",
@@ -472,15 +539,15 @@ def roi_align_forward(
     )
     size = aligned_height, aligned_width
     more = spatial_scale, sampling_ratio, aligned
-    output.copy_(_ALIGNED(input, rois, size, *more))
+    largest = [argmax_y, argmax_x] if pool_mode == _OF_LARGEST else None
+    output.copy_(_ALIGNED(input, rois, size, *more, largest))
 
 
 _ALIGNED = aligned
 
 
-def _check_mean(pool_mode: int) -> None:
-    if pool_mode != 1:
-        refuse("mmcv.ops.roi_align(pool_mode='max')", "Use pool_mode='avg', or RoIPool.")
+_OF_LARGEST = 0
+"""The mode in which a cell has its largest value."""
 
 
 @stands_in(f"{_EXT}.roi_align_backward")
@@ -498,7 +565,6 @@ def roi_align_backward(
     aligned: bool,
 ) -> None:
     """Write the gradient of the maps."""
-    _check_mean(pool_mode)
     check_kernel(
         "roi_align_backward_impl",
         "roi_align_backward_cuda_kernel",
@@ -511,9 +577,13 @@ def roi_align_backward(
     )
     size = aligned_height, aligned_width
     more = spatial_scale, sampling_ratio, aligned
-    (found,) = _gradients(
-        lambda maps: _ALIGNED(maps, rois, size, *more), [torch.zeros_like(grad_input)], grad_output
-    )
+
+    def pool(maps: torch.Tensor) -> torch.Tensor:
+        if pool_mode == _OF_LARGEST:
+            return _at_largest(maps, rois, argmax_y, argmax_x)
+        return _ALIGNED(maps, rois, size, *more)
+
+    (found,) = _gradients(pool, [torch.zeros_like(grad_input)], grad_output)
     grad_input.copy_(found)
 
 
@@ -901,12 +971,17 @@ def _missing_kernel(name: str) -> Any:
         raise AttributeError(name)
 
     def refusing(*args: Any, **kwargs: Any) -> Any:
-        refuse(f"the kernel {name!r} of mmcv or detectron2", _INSTEAD)
+        instead = _OF_ROTATED if "rotated" in name else _INSTEAD
+        refuse(f"the kernel {name!r} of mmcv or detectron2", instead)
 
     refusing.__name__ = name
     return refusing
 
 
 _INSTEAD = "Build the library with its kernels for CPUs, or use an operator of torchvision.ops."
+
+_OF_ROTATED = (
+    "Build the library with its kernels for CPUs. torchvision.ops has none for rotated boxes."
+)
 
 has("mmcv._ext.__getattr__ detectron2._C.__getattr__", _missing_kernel)
