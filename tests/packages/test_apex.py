@@ -476,3 +476,67 @@ def test_what_torch_has_had_since_is_refused_with_its_name() -> None:
         amp.initialize(None, None, opt_level="O1")
     with pytest.raises(torchdevice.errors.NotSupportedError, match="FusedLAMB with"):
         FusedMixedPrecisionLamb([])
+
+
+class TestListsOfTensors:
+    """``amp_C`` by ``multi_tensor_applier``."""
+
+    def test_norms(self) -> None:
+        import amp_C
+        from apex.multi_tensor_apply import multi_tensor_applier
+
+        tensors = [torch.randn(3, 4), torch.randn(5), torch.randn(2)]
+        flag = torch.zeros(1, dtype=torch.int32)
+        norm = amp_C.multi_tensor_l2norm
+        whole, each = multi_tensor_applier(norm, flag, [tensors], True)
+        torch.testing.assert_close(whole, torch.cat([x.flatten() for x in tensors]).norm()[None])
+        torch.testing.assert_close(each, torch.stack([x.norm() for x in tensors]))
+        assert multi_tensor_applier(norm, flag, [tensors])[1].numel() == 0 and not flag
+        tensors[1][2] = torch.nan
+        assert multi_tensor_applier(norm, flag, [tensors])[0].isnan() and flag == 1
+
+    def test_scaling_writes_all_and_notes_an_overflow(self) -> None:
+        import amp_C
+        from apex.multi_tensor_apply import multi_tensor_applier
+
+        given = [torch.randn(3).half(), torch.tensor([1.0, torch.inf]).half()]
+        out, flag = [torch.empty(3), torch.empty(2)], torch.zeros(1, dtype=torch.int32)
+        multi_tensor_applier(amp_C.multi_tensor_scale, flag, [given[:1], out[:1]], 0.5)
+        torch.testing.assert_close(out[0], given[0].float() / 2)
+        assert flag == 0
+        multi_tensor_applier(amp_C.multi_tensor_scale, flag, [given, out], 0.25)
+        assert flag == 1 and out[1][0] == 0.25 and out[1][1].isinf()
+
+    @pytest.mark.parametrize(("checked", "is_noted"), [(-1, True), (0, False), (1, True)])
+    def test_sums(self, checked: int, is_noted: bool) -> None:
+        import amp_C
+
+        x, y, out = [torch.randn(3)], [torch.tensor([1.0, torch.nan, 2.0])], [torch.empty(3)]
+        flag = torch.zeros(1, dtype=torch.int32)
+        amp_C.multi_tensor_axpby(2048, flag, [x, y, out], 2.0, -1.0, checked)
+        torch.testing.assert_close(out[0], 2 * x[0] - y[0], equal_nan=True)
+        assert bool(flag) is is_noted
+
+    def test_what_a_gpu_refuses(self) -> None:
+        with torchdevice.simulate("cuda"):
+            import amp_C
+
+            flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+            x = torch.randn(3, 4, device="cuda")
+            for lists, message in (
+                ([[x], [x]], "tensor_lists.size\\(\\) != depth"),
+                ([[]], "is not > 0"),
+                ([[x.T]], "A tensor was not contiguous."),
+                ([[x.cpu()]], "A tensor was not cuda."),
+                ([[x.double()]], "\"multi_tensor_l2norm_cuda\" not implemented for 'Double'"),
+            ):
+                with pytest.raises(RuntimeError, match=message):
+                    amp_C.multi_tensor_l2norm(2048, flag, lists)
+            with pytest.raises(RuntimeError, match="expected scalar type Int but found Long"):
+                amp_C.multi_tensor_l2norm(2048, flag.long(), [[x]])
+
+    def test_optimizers_are_refused_by_name(self) -> None:
+        import amp_C
+
+        with pytest.raises(torchdevice.errors.NotSupportedError, match="Use apex\\.optimizers"):
+            amp_C.multi_tensor_adam(2048, None, [])

@@ -351,7 +351,10 @@ WITHOUT_GRADIENTS = {
 }
 """Stand-ins for functions that write a state, choose, or compute no gradients by themselves."""
 
-WITHOUT_TENSORS = ("pynvml", "triton", "mmcv._ext", "detectron2._C", "apex.optimizers")
+WITHOUT_TENSORS = (
+    *("pynvml", "triton", "mmcv._ext", "detectron2._C", "amp_C"),
+    *("apex.optimizers", "apex.multi_tensor_apply"),
+)
 """Packages of which no function of tensors has gradients, by the beginnings of their names."""
 
 

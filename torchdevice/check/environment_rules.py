@@ -11,7 +11,6 @@ from torchdevice.check.rule_registry import Found, Verdict, View, names_option, 
 from torchdevice.errors import PATCHERS
 
 PACKAGES: Mapping[str, str] = {
-    "amp_C": "use torch.optim",
     "deepspeed": "run without its engine, or use torch.distributed",
     "transformer_engine": "use the layers of torch.nn",
     "py3nvml": "leave the readings out, or use psutil",
@@ -39,6 +38,10 @@ INTERPRETED: Mapping[str, str] = {
 """Packages whose code for CUDA runs elsewhere too, and what to say of them."""
 
 STOOD_IN_FOR: Mapping[str, str] = {
+    "amp_C": (
+        "The import of amp_C gets a stand-in for its scale, axpby and l2norm. Use apex.optimizers "
+        "for its optimizers."
+    ),
     "flash_attn": "The import of flash_attn gets a stand-in on torch's operators.",
     "flash_attn_interface": (
         "The import of flash_attn_interface gets a stand-in on torch's operators."

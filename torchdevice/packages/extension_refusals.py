@@ -170,6 +170,40 @@ def check_optimized(
         require(_is_contiguous(each), "A tensor was not contiguous.")
 
 
+def check_lists(
+    kernel: str,
+    noop_flag: torch.Tensor,
+    lists: Sequence[Sequence[torch.Tensor]],
+    depth: int,
+    taken: Sequence[torch.dtype],
+) -> None:
+    """Check what an operation of apex on lists of tensors refuses (csrc/multi_tensor_apply.cuh).
+
+    Args:
+        kernel: The name that errors show.
+        noop_flag: The flag that the operation may set.
+        lists: The lists.
+        depth: How many there must be.
+        taken: The dtypes that each list may have.
+
+    Raises:
+        RuntimeError: The operation would refuse them.
+    """
+    if not on_simulated_gpu():
+        return
+    require(len(lists) == depth, "tensor_lists.size() != depth")
+    require(len(lists[0]) > 0, "tensor_lists[0].size() is not > 0")
+    for dtype in (given[0].dtype for given in lists if given):
+        require(dtype in taken, f"\"{kernel}\" not implemented for '{_scalar(dtype)}'")
+    for given in lists:
+        require(len(given) == len(lists[0]), "Size mismatch among tensor lists")
+        for each, first in zip(given, lists[0], strict=True):
+            require(_is_contiguous(each), "A tensor was not contiguous.")
+            require(is_on_gpu(each), "A tensor was not cuda.")
+            require(each.numel() == first.numel(), "Size mismatch")
+    reads_as(torch.int32, [noop_flag])
+
+
 def _is_contiguous(tensor: torch.Tensor) -> bool:
     layouts = [torch.contiguous_format]
     if tensor.dim() == 4:

@@ -102,9 +102,6 @@ MISSING: dict[str, Missing] = {
     "auto_gptq": Missing("a library of quantization with kernels for GPUs", _QUANTIZED),
     "gptqmodel": Missing("a library of quantization with kernels for GPUs", _QUANTIZED),
     "exllamav2": Missing("a library of quantization with kernels for GPUs", _QUANTIZED),
-    "amp_C": Missing(
-        "the kernels of apex", "Use apex.optimizers, which is stood in for, or torch.optim."
-    ),
     "apex_C": Missing("the kernels of apex", "Use torch.nn.utils.parameters_to_vector."),
     "fused_layer_norm_cuda": Missing(
         "a kernel of apex", "Use apex.normalization, which is stood in for."
@@ -166,7 +163,7 @@ for _name in _COMPUTE_NOTHING:
     _note = f"{_name} computes on an NVIDIA GPU only. {MISSING[_name].instead}"
     uncaught_errors.note_raised(_modules_of(_name), _note)
 for _name in PACKAGES:
-    if _name == "triton" or PACKAGES[_name].is_inner:
+    if _name == "triton" or _name.partition(".")[0] in MISSING:
         # uncaught_errors.py shows how to install Triton. The note on a package in MISSING holds
         # for its compiled part too.
         continue

@@ -78,7 +78,10 @@ PACKAGES: dict[str, Package] = {
     ),
     "mmcv._ext": Package("mmcv", "2.2.0", ("detection_kernels",), is_inner=True),
     "detectron2._C": Package("detectron2", "0.6", ("detection_kernels",), is_inner=True),
-    "apex": Package("apex", "0.1", ("apex_modules", "apex_optimizers", "apex_parallel")),
+    "apex": Package(
+        "apex", "0.1", ("apex_modules", "apex_optimizers", "apex_parallel", "multi_tensor")
+    ),
+    "amp_C": Package("apex", "0.1", ("multi_tensor",), is_inner=True),
     "pynvml": Package("nvidia-ml-py", "12.570.86", ("nvml",)),
     "triton": Package("triton", "3.5.0", ("triton_without_wheel",), needed=sys.platform != "linux"),
 }
