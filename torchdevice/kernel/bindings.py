@@ -101,7 +101,7 @@ class LateModules:
 
     def __init__(self, modules: Iterable[Late]):
         self.modules = {each.name: each for each in modules}
-        self._imported: list[tuple[Late, ModuleType]] = []
+        self._imported: dict[str, ModuleType] = {}
         # Those of all plain modules among the imported ones: each entry would take six frames of
         # Python for each module.
         self._patches: list[Patch] = []
@@ -110,23 +110,24 @@ class LateModules:
         # At the front, before the finders that would load a module unseen.
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)  # type: ignore[arg-type]
-        imported = []
-        for name, late in self.modules.items():
+        imported = {}
+        for name in self.modules:
             # None keeps Python from importing a module. One being imported lacks its functions.
             module = sys.modules.get(name)
             if module is not None and not getattr(module.__spec__, "_initializing", False):
-                imported.append((late, module))
+                imported[name] = module
         if imported != self._imported:
-            # Those of a module that the program has dropped meanwhile may still be in place.
-            patching.do_all([patch.remove for patch in reversed(self._patches)])
-            plain = [late for late, _ in imported if late.is_plain]
+            if any(imported.get(name) is not each for name, each in self._imported.items()):
+                # Patches of a module that the program has dropped may still be in place.
+                patching.do_all([patch.remove for patch in reversed(self._patches)])
+            plain = [self.modules[name] for name in imported if self.modules[name].is_plain]
             self._patches = patching.together([patch for late in plain for patch in late.build()])
             self._imported = imported
         for patch in self._patches:
             patch.install()
-        for late, _ in imported:
-            if not late.is_plain:
-                late.install()
+        for name in imported:
+            if not self.modules[name].is_plain:
+                self.modules[name].install()
 
     def remove(self) -> None:
         finders: list[Any] = sys.meta_path
@@ -135,7 +136,8 @@ class LateModules:
         steps = []
         for late in reversed(self.modules.values()):
             # Those that were imported since the scope began have put their patches in themselves.
-            if late.patches and not (late.is_plain and (late, late.module) in self._imported):
+            is_joined = late.is_plain and self._imported.get(late.name) is late.module
+            if late.patches and not is_joined:
                 steps.append(late.remove)
         for patch in reversed(self._patches):
             steps.append(patch.remove)
