@@ -11,7 +11,6 @@ import datetime
 import json
 import os
 import sys
-import xml.etree.ElementTree
 from typing import Any
 
 VARIABLE = "TORCHDEVICE_SMI"
@@ -152,28 +151,33 @@ def log(devices: list[dict[str, Any]], *, is_whole: bool) -> list[str]:
 
 def tree(devices: list[dict[str, Any]]) -> list[str]:
     """Return the lines of ``-q -x``: the elements of :func:`log`, and load as not available."""
+    # Here: every scope imports this file, perhaps beside a file of the program with this name.
+    from xml.etree import ElementTree
+
     first = devices[0]
-    root = xml.etree.ElementTree.Element("nvidia_smi_log")
+    root = ElementTree.Element("nvidia_smi_log")
     _add(root, {"driver_version": first["driver"], "cuda_version": first["cuda"]})
     _add(root, {"attached_gpus": first["count"]})
     for each in devices:
         used, total = each["used"] // _MIB, each["total"] // _MIB
-        gpu = xml.etree.ElementTree.SubElement(root, "gpu", id=each["bus"])
+        gpu = ElementTree.SubElement(root, "gpu", id=each["bus"])
         _add(gpu, {"product_name": each["name"], "uuid": each["uuid"]})
-        memory = xml.etree.ElementTree.SubElement(gpu, "fb_memory_usage")
+        memory = ElementTree.SubElement(gpu, "fb_memory_usage")
         _add(memory, {"total": f"{total} MiB", "used": f"{used} MiB"})
         _add(memory, {"free": f"{total - used} MiB"})
-        load = xml.etree.ElementTree.SubElement(gpu, "utilization")
+        load = ElementTree.SubElement(gpu, "utilization")
         _add(load, {"gpu_util": "N/A", "memory_util": "N/A"})
-    xml.etree.ElementTree.indent(root, "\t")
-    text = xml.etree.ElementTree.tostring(root, encoding="unicode")
+    ElementTree.indent(root, "\t")
+    text = ElementTree.tostring(root, encoding="unicode")
     return ['<?xml version="1.0" ?>', *text.splitlines()]
 
 
-def _add(parent: xml.etree.ElementTree.Element, texts: dict[str, Any]) -> None:
+def _add(parent: Any, texts: dict[str, Any]) -> None:
     """Add an element for each text."""
     for name, text in texts.items():
-        xml.etree.ElementTree.SubElement(parent, name).text = str(text)
+        child = parent.makeelement(name, {})
+        child.text = str(text)
+        parent.append(child)
 
 
 def _line(indent: int, name: str, value: Any) -> str:
