@@ -491,6 +491,20 @@ def test_memory_at_addresses_is_touched_in_one_folder() -> None:
     assert files == set(re.findall(r"^``(\w+)``$", str(described), re.MULTILINE))
 
 
+def test_addresses_of_tensors_are_read_past_what_scopes_put_there() -> None:
+    """A program's ``Tensor.data_ptr`` keeps memory; see `simulation/allocator/kept_memory.py`."""
+    found = [
+        f"{name}:{node.lineno}"
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "data_ptr"
+        and "storage" not in ast.unparse(node.func.value).lower()
+    ]
+    assert found == []
+
+
 REGISTERING = {"_dispatch_library", "Library", "register_kernel", "custom_op", "_destroy"}
 """Names by which kernels come into torch's dispatcher, and go."""
 

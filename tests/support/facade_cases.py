@@ -769,9 +769,18 @@ CASES: dict[str, Callable[[], Any]] = {
     # ---- handles and kernels
     "torch.cuda.current_blas_handle": lambda: c.current_blas_handle(),
     "torch.cuda.current_solver_handle": lambda: c.current_solver_handle(),
-    "torch.cuda.jiterator._create_jit_fn": lambda: c.jiterator._create_jit_fn(
-        "template <typename T> T f(T x) { return x; }"
-    )(ones()),
+    "torch.cuda.jiterator._create_jit_fn": lambda: (
+        c.jiterator._create_jit_fn("template <typename T> T f(T x) { return x + x; }")(
+            ones()
+        ).tolist()
+        == [2.0] * 4
+    ),
+    "torch.cuda.jiterator._create_multi_output_jit_fn": lambda: (
+        c.jiterator._create_multi_output_jit_fn(
+            "template <typename T> void f(T x, T& y) { y = x + x; }", 1
+        )(ones()).tolist()
+        == [2.0] * 4
+    ),
     # ---- submodules
     "torch.cuda.amp.autocast": _autocast,
     "torch.cuda.amp.GradScaler": _scaled,

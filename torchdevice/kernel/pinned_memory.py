@@ -6,6 +6,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchdevice.kernel.devices.sparse_parts import plain_parts
+from torchdevice.kernel.torch_internals import data_ptr
 
 
 class PinnedMemory:
@@ -39,5 +40,5 @@ class PinnedMemory:
         parts = plain_parts(tensor)  # torch too asks the values of a sparse tensor, which come last
         if not parts or parts[-1].untyped_storage() in self._storages:
             return bool(parts)
-        address = parts[-1].data_ptr() if self.registered and parts[-1].is_cpu else -1
+        address = data_ptr(parts[-1]) if self.registered and parts[-1].is_cpu else -1
         return any(start <= address < start + size for start, size in self.registered.items())

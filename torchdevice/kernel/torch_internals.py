@@ -82,3 +82,4 @@ check("at import")
 ExcludeDispatchKeyGuard = torch._C._ExcludeDispatchKeyGuard
 is_torch_function_all_disabled = torch._C._is_torch_function_all_disabled
 registrations_for_dispatch_key = torch._C._dispatch_get_registrations_for_dispatch_key
+data_ptr = torch._C.TensorBase.data_ptr  # of the class behind the one in which scopes put their own

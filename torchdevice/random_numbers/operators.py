@@ -20,6 +20,7 @@ from typing import Any
 import numpy
 import torch
 
+from torchdevice.kernel.torch_internals import data_ptr
 from torchdevice.random_numbers import elementary, philox, scratch
 from torchdevice.random_numbers.philox import Gpu, Kind, Source
 
@@ -136,7 +137,7 @@ def _scaled_in_place(
         return False
     own, count = _in_order(tensor), tensor.numel()
     for scale in philox.scaling if tensor.dtype is torch.float32 else ():
-        if scale(own.data_ptr(), count, factor, summand, end, summand):
+        if scale(data_ptr(own), count, factor, summand, end, summand):
             return True
     if tensor.dtype is torch.float32:
         _scale_by_numpy(own.view(-1).numpy(), factor, summand)

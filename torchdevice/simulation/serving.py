@@ -23,6 +23,7 @@ from torchdevice.kernel.devices import current_streams
 from torchdevice.kernel.devices.device_memory import Memory
 from torchdevice.kernel.python import forks
 from torchdevice.kernel.stand_ins import is_written
+from torchdevice.kernel.torch_internals import data_ptr
 from torchdevice.native import building
 from torchdevice.random_numbers import drawing_gpu, philox
 from torchdevice.simulation import device_generators
@@ -141,7 +142,7 @@ class NativeDevice(Device):
 
     def hold(self, block: Block, number: int, memory: Any) -> None:
         """Note that C++ memory, with values of a CPU tensor, has this block in Python."""
-        self._blocks.held[number] = block, memory.data_ptr()
+        self._blocks.held[number] = block, data_ptr(memory)
 
     def release(self, number: int) -> None:
         """Free the block of memory of C++ that has ended. May be called again."""

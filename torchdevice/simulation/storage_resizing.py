@@ -16,6 +16,7 @@ import torch
 from torchdevice.kernel.journal.callers import program_line, site_of
 from torchdevice.kernel.lowlevel.dlpack_alias import on_device
 from torchdevice.kernel.lowlevel.object_fields import copy, offset_of, word_at
+from torchdevice.kernel.torch_internals import data_ptr
 from torchdevice.simulation.allocator import storages
 from torchdevice.simulation.policy import DEVICE_TYPE
 
@@ -54,7 +55,7 @@ def resize(storage: Any, size: int) -> Any:
         has_values = not storages.has_no_values(storage)
         memory = torch.empty(size, dtype=torch.uint8, device="cpu" if has_values else "meta")
         if has_values:
-            copy(memory.data_ptr(), storage.data_ptr(), min(size, before))
+            copy(data_ptr(memory), storage.data_ptr(), min(size, before))
         old, address = storages.take_memory(storage, _device(storage).index, memory)
         word_at(storage._cdata + address_at).value = address
         word_at(storage._cdata + size_at).value = size
@@ -78,7 +79,10 @@ def _layout() -> tuple[int, int]:
     objects = [each._cdata for each in storages]
     return (
         offset_of(
-            "c10::StorageImpl::data_ptr_", objects, [each.data_ptr() for each in storages], _WORDS
+            "c10::StorageImpl::data_ptr_",
+            objects,
+            [storage.data_ptr() for storage in storages],
+            _WORDS,
         ),
         offset_of(
             "c10::StorageImpl::size_bytes_", objects, [each.nbytes() for each in storages], _WORDS

@@ -18,6 +18,7 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from torchdevice.kernel.lowlevel import memory_windows
+from torchdevice.kernel.torch_internals import data_ptr
 from torchdevice.simulation.observe.unwritten_memory import PATTERN
 from torchdevice.triton_kernels.outer_sums import OuterSum, compact
 
@@ -118,7 +119,7 @@ class Memory:
         """
         number = len(self._regions) + _FIRST
         middle = (number << _SHIFT) + (1 << (_SHIFT - 1))
-        first = middle + (memory.data_ptr() & _ALIGNMENT)
+        first = middle + (data_ptr(memory) & _ALIGNMENT)
         as_bytes = (
             torch.empty(0, dtype=torch.uint8, device="cpu").set_(memory.untyped_storage()).numpy()
         )

@@ -17,6 +17,7 @@ import torch
 
 from torchdevice.errors import NoValueError
 from torchdevice.kernel.lowlevel.object_fields import offset_of
+from torchdevice.kernel.torch_internals import data_ptr
 
 _export = torch._C._to_dlpack
 
@@ -118,7 +119,7 @@ def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
         NoValueError: The tensor has no values.
     """
     # Such an address must not reach a CPU kernel, which would end the process.
-    if tensor.data_ptr() >= _NOWHERE:
+    if data_ptr(tensor) >= _NOWHERE:
         raise NoValueError("a copy to the CPU")
     capsule = _export(tensor)
     # The index of the CPU is 0, so the whole word is the type.

@@ -24,6 +24,7 @@ from torchdevice.kernel.journal.callers import Site
 from torchdevice.kernel.lowlevel.dlpack_alias import on_cpu, on_device, without_values
 from torchdevice.kernel.python.per_thread import PerThread, having
 from torchdevice.kernel.stand_ins import conj, extent, with_bits
+from torchdevice.kernel.torch_internals import data_ptr
 from torchdevice.simulation import machine, policy
 from torchdevice.simulation.allocator import kept_memory, memory_blocks
 from torchdevice.simulation.allocator.caching_allocator import Device
@@ -31,7 +32,6 @@ from torchdevice.simulation.machine import Machine
 from torchdevice.simulation.refusals.cuda_errors import ILLEGAL_ADDRESS
 
 _as_strided = torch._C._VariableFunctions.as_strided
-_data_ptr = torch._C.TensorBase.data_ptr  # of the class behind the one that scopes put their own in
 
 
 # Global names, read at every argument of every kernel.
@@ -393,7 +393,7 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     requested = result.nbytes
     if not requested or result.is_meta or result.is_conj():
         return _fresh_of_another_kind(result, index)
-    address = _data_ptr(result)
+    address = data_ptr(result)
     offset: Any = result.storage_offset()
     before = offset * result.itemsize if offset else 0
     known = _owners.get(address - before)
@@ -419,7 +419,7 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         if moved is not None:
             kind = KnownRef
             result = moved
-            address = _data_ptr(moved)
+            address = data_ptr(moved)
         elif serves and (tensor := native.fresh(result, serves, on, block)) is not None:
             return tensor
         tensor = on_device(result, index)
@@ -535,7 +535,7 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
         and (known is None or isinstance(known, NativeRef))
     )
     if serves and _adopted(storage, index, memory, known):
-        return None, memory.data_ptr()
+        return None, data_ptr(memory)
     device(index).release_ended()  # a storage that ended may have had this one's negative number
     owner = _owner_of_any(storage)
     on = device(index) if owner is None else owner.on
@@ -544,7 +544,7 @@ def take_memory(storage: Any, index: int, memory: torch.Tensor) -> tuple[torch.T
     if owner is not None:
         _give_up(owner.address)
     if serves and native.adopt(storage, memory, on, block):
-        return None, 0 if block is None else memory.data_ptr()
+        return None, 0 if block is None else data_ptr(memory)
     old = None
     if owner is None:
         owner = _reference(storage, on, memory)
@@ -603,7 +603,7 @@ def _put_in_memory(
     """Put a storage, which has a block, in the memory of ``memory``. Return the address."""
     address = 0
     if block is not None:
-        address = block.address if memory.is_meta else memory.data_ptr()
+        address = block.address if memory.is_meta else data_ptr(memory)
     if isinstance(owner, MetaRef):
         _by_meta.pop(owner.meta.untyped_storage()._cdata, None)
         owner.meta, owner.forgotten, memory = memory, None, _NOTHING
@@ -616,7 +616,7 @@ def _put_in_memory(
 def owner_at(tensor: torch.Tensor) -> StorageRef | None:
     """Return the reference to the storage of a tensor made in Python; None if it has no memory."""
     # Asked of the tensor first, because a storage takes Python a new object.
-    return _owners.get(_data_ptr(tensor)) or _made_here(tensor.untyped_storage())
+    return _owners.get(data_ptr(tensor)) or _made_here(tensor.untyped_storage())
 
 
 def keep_address(tensor: torch.Tensor) -> None:
@@ -679,7 +679,7 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     kind = tensor.__class__
     if kind is not _Tensor and kind is not _Parameter:
         tensor = without_disguise(tensor)
-    address = _data_ptr(tensor)
+    address = data_ptr(tensor)
     dtype = tensor.dtype
     shape = tensor.shape
     stride = tensor.stride()
@@ -710,7 +710,7 @@ def _kept_view(
     """Return the last view of a block's CPU tensor if it is one for this tensor, else a new one."""
     view = owner.view
     alike = (
-        _data_ptr(view) == address
+        data_ptr(view) == address
         and view.dtype is dtype
         and view.shape == shape
         and view.stride() == stride

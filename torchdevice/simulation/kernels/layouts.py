@@ -26,7 +26,7 @@ from torchdevice.kernel import registered_kernels
 from torchdevice.kernel.devices.sparse_parts import parts_of
 from torchdevice.kernel.lowlevel.dlpack_alias import on_cpu
 from torchdevice.kernel.stand_ins import with_bits, written
-from torchdevice.kernel.torch_internals import registrations_for_dispatch_key
+from torchdevice.kernel.torch_internals import data_ptr, registrations_for_dispatch_key
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import index_meant, meaning, owner_of
 from torchdevice.simulation.kernels import cpu_kernels
@@ -204,7 +204,7 @@ _resize_as = functools.partial(_aten.resize_as_sparse_.default._op_dk, DispatchK
 def _replace_compressed(target: torch.Tensor, own: torch.Tensor) -> None:
     """Write back a compressed layout, unless ``own`` still has the memory of ``target``."""
     pairs = list(zip(parts_of(target), parts_of(own), strict=True))
-    if all(old.data_ptr() == new.data_ptr() and old.shape == new.shape for old, new in pairs):
+    if all(data_ptr(old) == data_ptr(new) and old.shape == new.shape for old, new in pairs):
         return
     _resize_as(target, own)
     for old, new in zip(parts_of(target), parts_of(own), strict=True):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from torchdevice.kernel.journal.callers import program_line, warn_at
+from torchdevice.kernel.torch_internals import data_ptr
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels import derivatives
 from torchdevice.simulation.kernels.derivatives import Derivatives, derivatives_of
@@ -222,5 +223,5 @@ def _are_in_pieces(input: Tensor, weights: list[Tensor]) -> bool:
     ):
         return False
     ordered = _in_order(weights)
-    places = itertools.accumulate((each.nbytes for each in ordered), initial=ordered[0].data_ptr())
-    return any(each.data_ptr() != place for each, place in zip(ordered, places, strict=False))
+    places = itertools.accumulate((each.nbytes for each in ordered), initial=data_ptr(ordered[0]))
+    return any(data_ptr(each) != place for each, place in zip(ordered, places, strict=False))

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torchdevice.errors import NoValueError
 from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.stand_ins import StandIns, extent, given_to, mapped, tensors, written
+from torchdevice.kernel.torch_internals import data_ptr
 from torchdevice.simulation import policy
 from torchdevice.simulation.allocator.storages import (
     forget_values,
@@ -287,7 +288,7 @@ def _mark_of_tensor(tensor: torch.Tensor, seen: dict[int, int]) -> tuple[Any, ..
         tensor.is_conj(),
         tensor.is_neg(),
     )
-    address = tensor.data_ptr()
+    address = data_ptr(tensor)
     if not address:
         return (*shape, -1, -1, owner.__class__)
     storage = id(tensor if owner is None else owner)

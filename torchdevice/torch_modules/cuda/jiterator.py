@@ -20,6 +20,7 @@ from torchdevice.kernel.bindings import supplied_function
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.lowlevel.compiled_loop import Loop, compiled
 from torchdevice.kernel.thread_state import refuse
+from torchdevice.kernel.torch_internals import data_ptr
 
 _TYPES = {
     torch.bool: "bool",
@@ -117,7 +118,7 @@ def compile_and_launch(
     def run(memory: list[torch.Tensor]) -> None:
         inputs = [each.to(computed).contiguous() for each in memory[num_outputs:]]
         found = [torch.empty(inputs[0].shape, dtype=computed) for _ in range(num_outputs)]
-        addresses = [each.data_ptr() for each in (*inputs, *found)]
+        addresses = [data_ptr(each) for each in (*inputs, *found)]
         loop(inputs[0].numel(), addresses, b"".join(map(_packed, numbers)))
         for output, values in zip(memory, found, strict=False):
             output.copy_(values)

@@ -33,6 +33,7 @@ from torchdevice.kernel.devices.runtime import MEMORY_FRACTION
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.python import allocator_texts
 from torchdevice.kernel.stand_ins import refuse_to_pickle
+from torchdevice.kernel.torch_internals import data_ptr
 from torchdevice.torch_modules.cuda.unsupported_names import POOL
 
 POOLS = ("all", "large_pool", "small_pool")
@@ -380,8 +381,8 @@ def raw_alloc(context: Context, size: int, cuda_stream: int) -> int:
     _report_buffer(context, "torch.cuda.caching_allocator_alloc")
     device = context.runtime.device(context.devices.target_index(context.thread.device_index))
     memory = [torch.empty(size, dtype=torch.uint8, device=device)]
-    _raw(context)[memory[0].data_ptr()] = memory.clear
-    return memory[0].data_ptr()
+    _raw(context)[data_ptr(memory[0])] = memory.clear
+    return data_ptr(memory[0])
 
 
 @supplied_function("_cuda_cudaCachingAllocator_raw_delete", on=BUFFERS)

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.journal import callers
+from torchdevice.kernel.torch_internals import data_ptr
 from torchdevice.torch_modules.distributed import collective_checks, gloo_waits
 from torchdevice.torch_modules.distributed.nccl_group import (
     NcclGroup,
@@ -70,7 +71,7 @@ class Staging:
         # Gloo knows no lazy conjugation, and wants one dimension.
         flat = host.resolve_conj().resolve_neg().reshape(-1)
         # A tensor in other memory has to be written back: a copy, or a reshape of gaps.
-        if written and (alias is None or flat.data_ptr() != host.data_ptr()):
+        if written and (alias is None or data_ptr(flat) != data_ptr(host)):
             self._copied.append((tensor, flat))
         return flat
 
