@@ -29,11 +29,11 @@ def _over(
 
     The result has the dtype of x; with ``is_mixed`` that of the weight.
     """
-    x = in_autocast_dtype(x)
-    if weight is not None:
-        weight = in_autocast_dtype(weight)
-    if bias is not None:
-        bias = in_autocast_dtype(bias)
+    if torch._C._is_any_autocast_enabled():
+        x = in_autocast_dtype(x)
+        weight, bias = (
+            None if each is None else in_autocast_dtype(each) for each in (weight, bias)
+        )
     check_norm(x, weight, bias, shape, is_rms=way.is_rms, is_mixed=is_mixed, of_module=of_module)
     with unseen():
         whole = x.shape

@@ -262,6 +262,8 @@ def widened(*given: torch.Tensor | None) -> list[Any]:
     with unseen():
         wide = wide_dtype(given[0].dtype)  # type: ignore[union-attr]
         fits = [each is None or each.dtype is wide for each in given]
+    if all(fits):
+        return list(given)
     return [
         each if fit else each.to(wide)  # type: ignore[union-attr]
         for each, fit in zip(given, fits, strict=True)
