@@ -33,6 +33,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.runtime import device_of
+from torchdevice.kernel.torch_internals import storage_use_count
 
 
 class Side(enum.Enum):
@@ -300,7 +301,7 @@ def _is_exclusive(storage: Any) -> bool:
 
 def _references(storage: Any) -> tuple[int, int]:
     # `getrefcount` counts its variable and argument too, and so does `_own_references`.
-    return int(torch._C._storage_Use_Count(storage._cdata)), sys.getrefcount(storage)
+    return int(storage_use_count(storage._cdata)), sys.getrefcount(storage)
 
 
 def _own_references() -> tuple[int, int]:

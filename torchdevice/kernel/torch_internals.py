@@ -82,4 +82,5 @@ check("at import")
 ExcludeDispatchKeyGuard = torch._C._ExcludeDispatchKeyGuard
 is_torch_function_all_disabled = torch._C._is_torch_function_all_disabled
 registrations_for_dispatch_key = torch._C._dispatch_get_registrations_for_dispatch_key
+storage_use_count = torch._C._storage_Use_Count
 data_ptr = torch._C.TensorBase.data_ptr  # of the class behind the one in which scopes put their own

@@ -382,10 +382,12 @@ void Ledger::release(Memory& memory) {
   std::vector<c10::intrusive_ptr<StorageImpl>> given_up;
   {
     std::lock_guard<std::mutex> guard(mutex);
-    if (leads && memory.is_known) {
-      given_up = keep(memory);
+    if (leads) {
+      if (memory.is_known) {
+        given_up = keep(memory);
+      }
+      return free(memory.block);
     }
-    if (leads) return free(memory.block);
     owners.erase(memory.number);
     if (memory.is_known) {
       ending[memory.number] = memory.twin;

@@ -12,7 +12,8 @@ from torchdevice.packages.registry import has, refuses, stands_in, widened
 
 Lists = Sequence[Sequence[torch.Tensor]]
 
-_HALF, _WIDE = torch.float16, torch.float32
+_TAKEN = (torch.float32, torch.float16, torch.bfloat16)
+"""The dtypes of most operations. ``axpby`` has no bfloat16."""
 
 
 def _note(noop_flag: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
@@ -34,8 +35,7 @@ def multi_tensor_scale(
         tensor_lists: Two lists.
         scale: The factor.
     """
-    taken = (_WIDE, _HALF, torch.bfloat16)
-    check_lists("multi_tensor_scale_cuda", noop_flag, tensor_lists, 2, taken)
+    check_lists("multi_tensor_scale_cuda", noop_flag, tensor_lists, 2, _TAKEN)
     for given, out in zip(*tensor_lists, strict=True):
         out.copy_(widened(given)[0] * scale)
     _note(noop_flag, tensor_lists[0])
@@ -60,7 +60,7 @@ def multi_tensor_axpby(
         b: The factor of y.
         arg_to_check: 0 for x, 1 for y, -1 for both.
     """
-    check_lists("multi_tensor_axpby_cuda", noop_flag, tensor_lists, 3, (_WIDE, _HALF))
+    check_lists("multi_tensor_axpby_cuda", noop_flag, tensor_lists, 3, _TAKEN[:2])
     for x, y, out in zip(*tensor_lists, strict=True):
         out.copy_(a * widened(x)[0] + b * widened(y)[0])
     for place in (0, 1):
@@ -80,8 +80,7 @@ def multi_tensor_l2norm(
         tensor_lists: One list.
         per_tensor: Whether there are norms of each tensor. The second result is empty otherwise.
     """
-    taken = (_WIDE, _HALF, torch.bfloat16)
-    check_lists("multi_tensor_l2norm_cuda", noop_flag, tensor_lists, 1, taken)
+    check_lists("multi_tensor_l2norm_cuda", noop_flag, tensor_lists, 1, _TAKEN)
     squares = torch.stack([widened(each)[0].square().sum() for each in tensor_lists[0]])
     _note(noop_flag, [squares])
     whole = squares.sum().sqrt().reshape(1).float()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from torchdevice.kernel.devices.runtime import HALF
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.packages import attention
 from torchdevice.packages.attention import Attended, Rule
@@ -591,12 +592,10 @@ class _Kernel:
     SUPPORTED_DTYPES: set[torch.dtype] = set()
 
 
-_HALF = (torch.float16, torch.bfloat16)
-
 for _name, _dtypes in (
-    ("Cutlass", (torch.float32, *_HALF)),
-    ("FlashAttention", _HALF),
-    ("TritonSplitK", _HALF),
+    ("Cutlass", {torch.float32, *HALF}),
+    ("FlashAttention", HALF),
+    ("TritonSplitK", HALF),
 ):
     _kernel = type(f"{_name}Op", (_Kernel,), {"SUPPORTED_DTYPES": set(_dtypes)})
     has(f"xformers.ops.MemoryEfficientAttention{_name}Op", (_kernel, _kernel))

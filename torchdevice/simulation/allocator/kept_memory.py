@@ -13,11 +13,10 @@ from collections.abc import Callable
 import torch
 
 from torchdevice.kernel.stand_ins import extent
+from torchdevice.kernel.torch_internals import storage_use_count
 
 MOST_BYTES, MOST_BLOCKS = 64 << 20, 256
 """What a device keeps at most. The memory that was freed first is given up first."""
-
-_use_count: Callable[[int], int] = torch._C._storage_Use_Count
 
 Kept = dict[int, torch.UntypedStorage]
 """Address of a free block -> the memory on the CPU that it had."""
@@ -50,7 +49,7 @@ def moved(
     memory = kept.pop(address, None)
     size = extent(result) * result.itemsize
     # A view that somebody else has would show the new values.
-    if memory is None or memory.nbytes() < size or _use_count(memory._cdata) != 1:
+    if memory is None or memory.nbytes() < size or storage_use_count(memory._cdata) != 1:
         return None
     start = result.storage_offset() * result.itemsize
     # As bytes: elements may overlap, and a negative bit stays what it is.

@@ -414,16 +414,12 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
         block = on.allocate(
             requested, 0 if context is None else context.thread.streams.get(index, 0)
         )
-        kind = StorageRef
-        moved = kept_memory.moved(result, on.kept, block.address, set_storage) if on.kept else None
-        if moved is not None:
-            kind = KnownRef
-            result = moved
-            address = data_ptr(moved)
-        elif serves and (tensor := native.fresh(result, serves, on, block)) is not None:
+        if on.kept and (tensor := _in_kept_memory(result, on, block)) is not None:
+            return tensor
+        if serves and (tensor := native.fresh(result, serves, on, block)) is not None:
             return tensor
         tensor = on_device(result, index)
-        owner = _reference(tensor.untyped_storage(), on, result, kind)
+        owner = _reference(tensor.untyped_storage(), on, result)
         # As `_own` does it, without the time of its frame.
         owner.address, owner.block = address, block
         _owners[address] = owner
@@ -434,6 +430,18 @@ def fresh(result: torch.Tensor, index: int) -> torch.Tensor:
     except BaseException:
         _free_unowned(on, block)
         raise
+
+
+def _in_kept_memory(
+    result: torch.Tensor, on: Device, block: memory_blocks.Block
+) -> torch.Tensor | None:
+    """Return a new tensor in the memory that was kept for its block; None where there is none."""
+    moved = kept_memory.moved(result, on.kept, block.address, set_storage)
+    if moved is None:
+        return None
+    tensor = on_device(moved, on.index)
+    _own(_reference(tensor.untyped_storage(), on, moved, KnownRef), data_ptr(moved), block)
+    return tensor
 
 
 def _fresh_of_another_kind(result: torch.Tensor, index: int) -> torch.Tensor:

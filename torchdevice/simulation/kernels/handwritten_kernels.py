@@ -377,7 +377,7 @@ def _differentiable_kernel(
     if _CHOOSES_FOR_THREE:
         query, key, value, mask = map(_of_four_dimensions, (query, key, value, mask))
     call = _Call(query, key, value, mask, dropout_p, is_causal, enable_gqa)
-    kernel = attention.OPERATORS.get(attention.chosen(call))
+    kernel = attention.operator_of(call)
     return None if kernel is None else derivatives.derivatives_of(kernel, f"{kernel}_backward")
 
 
@@ -552,7 +552,7 @@ def _stood_for(
     if not policy.stands_for_cuda():
         return _FLASH_KERNEL
     call = SDPAParams(query, key, value, attn_mask, dropout_p, is_causal, False)
-    kernel = attention.OPERATORS.get(attention.chosen(call))
+    kernel = attention.operator_of(call)
     return _FLASH_KERNEL if kernel is None else overload_of(kernel)
 
 

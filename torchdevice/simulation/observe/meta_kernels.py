@@ -365,7 +365,9 @@ def _shapes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         call = op
     try:
         result = call(*args, **kwargs)
-        return _without_statistics(result) if _is_by_cudnn(op, *args) else result
+        if op is _BATCH_NORM and _is_by_cudnn(*args):
+            return _without_statistics(result)
+        return result
     except RuntimeError as error:  # of which NotImplementedError is one
         # Operators of libraries have no such tag; their kernel for fake tensors asks for a size
         # that it does not know.
@@ -376,23 +378,24 @@ def _shapes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return _shapes_by_fakes(op, args, kwargs)
 
 
+_BATCH_NORM = torch.ops.aten.native_batch_norm.default
+
+
 def _is_by_cudnn(
-    op: Any,
-    x: Any = None,
-    weight: Any = None,
-    bias: Any = None,
-    mean: Any = None,
-    variance: Any = None,
-    training: Any = True,
-    *rest: Any,
+    x: torch.Tensor,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    variance: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> bool:
     """Return whether cuDNN computes a batch norm that trains nothing.
 
     Source: ``_select_batch_norm_backend`` in aten/src/ATen/native/Normalization.cpp.
     """
-    if op is not torch.ops.aten.native_batch_norm.default or training:
-        return False
-    if not policy.stands_for_cuda():
+    if training or not policy.stands_for_cuda():
         return False
     given = (weight, bias, mean, variance)
     if any(each is None for each in given) or torch.bfloat16 in (x.dtype, weight.dtype):

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend
 from torchdevice.simulation import policy
 from torchdevice.simulation.refusals.cuda_errors import INVALID_VALUE, cuda_error
 
-OPERATORS = {
+_OPERATORS = {
     "cudnn": "_scaled_dot_product_cudnn_attention",
     "flash": "_scaled_dot_product_flash_attention",
     "mem_efficient": "_scaled_dot_product_efficient_attention",
@@ -343,6 +343,11 @@ _choices: dict[Any, str] = {}
 """What decides about a call -> the kernel. The checks take longer than the node of autograd that
 asks for it.
 """
+
+
+def operator_of(call: Any) -> str | None:
+    """Return the operator of the kernel that torch would choose; None if that of no library."""
+    return _OPERATORS.get(chosen(call))
 
 
 def _key_of(call: Any) -> Any:
