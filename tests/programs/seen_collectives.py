@@ -69,6 +69,50 @@ CALLS: list[Callable[[], Any]] = [
 ]
 
 
+def _repeated() -> list[list[Any]]:
+    """Return the tensors of collectives, which each run as operators first, and then again."""
+    dist.group.WORLD.allreduce_coalesced([_numbers(), _numbers(3)]).wait()
+    return [[_results(), _results()] for _ in range(2)]
+
+
+def _results() -> list[Any]:
+    """Return the tensors of collectives that a rank reads and writes."""
+    mine, outputs = _numbers(), [_numbers(), _numbers()]
+    whole, part = _numbers(8), _numbers(2)
+    dist.all_reduce(mine, dist.ReduceOp.MAX)
+    given = torch.nn.Parameter(mine + dist.get_rank())
+    with torch.no_grad():
+        dist.all_reduce(given)
+    dist.all_gather(outputs, given.detach())
+    dist.all_gather_into_tensor(whole, mine)
+    dist.reduce_scatter_tensor(part, outputs[1])
+    dist.broadcast(part, 1)
+    dist.all_to_all_single(mine, whole[:4].clone())
+    work = dist.group.WORLD.allreduce_coalesced([whole, part])
+    work.wait()
+    return [each.tolist() for each in (mine, given, *outputs, whole, part)]
+
+
+def _transformed() -> str:
+    """Return the type of what a collective of a batch raises, of which torch has no rule."""
+    try:
+        torch.func.vmap(lambda row: dist.all_reduce(row) or row)(_numbers())
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def _traced(path: Path) -> list[str]:
+    """Return the collectives in a trace of the execution."""
+    observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
+    observer.start()
+    dist.all_reduce(_numbers())
+    observer.stop()
+    observer.unregister_callback()
+    nodes = json.loads(path.read_text())["nodes"]
+    return [node["name"] for node in nodes if node["name"].startswith("c10d::")]
+
+
 def _functional() -> list[Any]:
     """Return what the functional collectives give that write into a tensor of the program."""
     functional, name = torch.ops._c10d_functional, dist.group.WORLD.group_name
@@ -129,7 +173,9 @@ def _program(path: str) -> None:
     dist.init_process_group(BACKEND)
     if DEVICE == "cuda":
         torch.cuda.set_device(dist.get_rank())
-    found = [_counted(), _functional(), _profiled(), _faked(), _ddp(), _apart()]
+    trace = Path(f"{path}.{dist.get_rank()}")
+    found = [_repeated(), _counted(), _functional(), _profiled(), _faked(), _ddp(), _apart()]
+    found += [_traced(trace), _transformed()]
     if dist.get_rank() == 0:
         Path(path).write_text(json.dumps(found))
     dist.destroy_process_group()

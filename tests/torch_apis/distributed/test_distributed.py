@@ -247,14 +247,12 @@ def test_a_collective_takes_few_frames_of_python(
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
         try:
             values = ones(4)
-            dist.all_reduce(values)
-            frames = frames_of(lambda: dist.all_reduce(values))
+            for _ in range(3):  # the first of a kind go by torch's operator
+                dist.all_reduce(values)
+            frames = frames_of(lambda: dist.all_reduce(values))[1:]
         finally:
             dist.destroy_process_group()
-    package = str(Path(torchdevice.__file__).parent)
-    own = [each for each in frames if each.startswith(package)]
-    # torch's own functions take some twenty more, and with "mode" ten of those twice.
-    assert 0 < len(own) <= 52, own
+    assert 0 < len(frames) <= 40, frames
 
 
 def nccl_options() -> Any:

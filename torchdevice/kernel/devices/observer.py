@@ -17,7 +17,8 @@ class Observer:
     costs a kernel nothing. Events are told apart by numbers.
 
     Attributes:
-        watches: What the class defines methods of: "kernels", "memory", "out of memory", "order".
+        watches: What the class defines methods of: "kernels", "memory", "out of memory",
+            "collectives", "order".
     """
 
     watches: frozenset[str] = frozenset()
@@ -51,6 +52,14 @@ class Observer:
 
     def memory_ran_out(self, ordinal: int, wanted: int, total: int, free: int) -> None:
         """A device with ``free`` of ``total`` bytes could not give the ``wanted`` bytes."""
+
+    # ---- collectives -----------------------------------------------------------------------------
+
+    def collective_used(self, name: str, tensor: Any, writes: bool) -> None:
+        """A collective uses a tensor, after it waited for the current stream of its device."""
+
+    def collectives_waited(self) -> None:
+        """The current stream of each device waits for the collectives so far."""
 
     # ---- the order of work -----------------------------------------------------------------------
 
@@ -90,12 +99,6 @@ class Observer:
     def memory_used(self, tensor: Any, stream: Stream) -> None:
         """The allocator is told by ``record_stream`` that a stream uses a tensor's memory."""
 
-    def collective_used(self, name: str, tensor: Any, writes: bool) -> None:
-        """A collective uses a tensor, after it waited for the current stream of its device."""
-
-    def collectives_waited(self) -> None:
-        """The current stream of each device waits for the collectives so far."""
-
     def graph_captured(self, graph: int, pool: Any, capture: Any) -> None:
         """A graph with a memory pool is captured: a ``Capture`` of ``graph_capture.py``."""
 
@@ -110,6 +113,7 @@ _METHODS = {
     "kernels": ("run",),
     "memory": ("allocated", "freed", "segment_changed"),
     "out of memory": ("memory_ran_out",),
+    "collectives": ("collective_used", "collectives_waited"),
 }
 _METHODS["order"] = tuple(
     name
@@ -132,6 +136,7 @@ class Observers:
         kernels: Those that run kernels, the innermost first.
         order: Those that are told of each call that orders work.
         out_of_memory: Those that are told when memory runs out.
+        collectives: Those that are told of collectives.
     """
 
     def __init__(
@@ -142,6 +147,7 @@ class Observers:
         self.kernels: list[Observer] = []
         self.order: list[Observer] = []
         self.out_of_memory: list[Observer] = []
+        self.collectives: list[Observer] = []
         self._watch_memory = watch_memory
         self._kernels_changed = kernels_changed
         self._ends: list[tuple[Observer, list[Callable[[], None]]]] = []
@@ -158,6 +164,7 @@ class Observers:
         for kind, told in (
             ("order", self.order),
             ("out of memory", self.out_of_memory),
+            ("collectives", self.collectives),
             ("kernels", self.kernels),
         ):
             if kind in observer.watches:

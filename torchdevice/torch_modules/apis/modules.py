@@ -61,24 +61,26 @@ class _HasTorchFunction(EntryPoint):
     It is True where any mode is on torch's stack, and the scope's is none of the program's. The
     paths differ in more than time: after the fast one an encoder's results are 0 at padded places,
     and only it takes nested tensors. Modules that import it by value, such as
-    ``torch.nn.functional``, hand calls over to the scope's mode by it.
+    ``torch.nn.functional``, hand calls over to the scope's mode by it. It has nothing to do in
+    collectives, which take no device.
     """
 
     def __call__(self, /, relevant_args: Any) -> bool:
         answer: bool = self.original(relevant_args)
-        if not answer or "has_torch_function" in sys._getframe(1).f_globals:
+        caller = sys._getframe(1).f_globals
+        if not answer or ("has_torch_function" in caller and caller["__name__"] != _COLLECTIVES):
             return answer
-        only_ours = all(
-            isinstance(mode, thread_state.ContextMode) for mode in thread_state.stacked_modes()
-        )
+        for mode in thread_state.stacked_modes():
+            if not isinstance(mode, thread_state.ContextMode):
+                return True
         # The classes to which torch hands calls over.
-        kinds = {*map(type, relevant_args)} - {torch.Tensor}
-        if not only_ours:
-            return True
-        return any(
-            getattr(each, "__torch_function__", _DISABLED) is not _DISABLED for each in kinds
-        )
+        for kind in {*map(type, relevant_args)} - {torch.Tensor}:
+            if getattr(kind, "__torch_function__", _DISABLED) is not _DISABLED:
+                return True
+        return False
 
+
+_COLLECTIVES = "torch.distributed.distributed_c10d"
 
 _DISABLED = torch._C._disabled_torch_function_impl
 

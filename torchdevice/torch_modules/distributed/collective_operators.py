@@ -2,12 +2,15 @@
 
 torch's own group in C++ calls the operators. Their kernels would ask that group for a backend in
 C++, so a mode below all others of the thread runs the collective of a group in Python instead.
+Where nothing sees operators, a collective that has run as one before is called without it.
 """
 
 from __future__ import annotations
 
 import datetime
 import functools
+import operator
+import re
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +32,15 @@ _push = torch._C._push_on_torch_dispatch_stack
 _CPU = torch.device("cpu")
 
 _Kind: Any = dist.ReduceOp.RedOpType
+
+_is_profiled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+_is_traced = torch._C._is_tracing
+_transform = torch._C._functorch.peek_interpreter_stack
+_registers_works = torch._C._distributed_c10d._allow_inflight_collective_as_graph_input  # type: ignore[attr-defined]
+_begin_record = torch._C._autograd._record_function_with_args_enter
+_end_record = torch._C._autograd._record_function_with_args_exit
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 class _Kernel(_python_dispatch.TorchDispatchMode):
@@ -62,9 +74,9 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
         schema = func._schema
         if not schema.name.startswith("c10d::"):  # the tensor that torch makes for a barrier
             return dispatch_modes.run(func, *args, **kwargs or {})
-        operator = _operators.get(schema.name) or _described(schema)
-        tensors = args[: operator.tensors]
-        values = operator.defaults | dict(zip(operator.defaults, args, strict=False))
+        described = _operators.get(self._name) or _described(self._name, schema)
+        tensors = args[: described.tensors]
+        values = described.defaults | dict(zip(described.defaults, args, strict=False))
         values["reduce_op"] = self._reduce_op
         values["timeout"] = datetime.timedelta(milliseconds=values.get("timeout", -1))
         opts = types.SimpleNamespace(**values)
@@ -73,32 +85,35 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
             work = flight_recorder.recorded(self._group, self._name, tensors, opts, collective)
         self.works.append(work)
         boxed = _held(work).boxed()
-        return (args[0], boxed) if operator.returns_tensors else boxed
+        return (args[0], boxed) if described.returns_tensors else boxed
 
 
 class _Described(NamedTuple):
     """What the schema of an operator shows.
 
     Attributes:
+        name: Its name.
         defaults: The names of its arguments -> the defaults.
         tensors: How many arguments stand before the group, which are tensors or lists of them.
         returns_tensors: Whether it returns tensors before the work.
     """
 
+    name: str
     defaults: dict[str, Any]
     tensors: int
     returns_tensors: bool
 
 
 _operators: dict[str, _Described] = {}
-"""Name of an operator -> what its schema shows."""
+"""Name of a group's method -> what the schema of its operator shows."""
 
 
-def _described(schema: Any) -> _Described:
-    """Return what a schema shows, and keep it."""
+def _described(method: str, schema: Any) -> _Described:
+    """Return what the schema of a method's operator shows, and keep it."""
     defaults = {each.name: each.default_value for each in schema.arguments}
-    found = _Described(defaults, [*defaults].index("process_group"), len(schema.returns) > 1)
-    _operators[schema.name] = found
+    tensors = [*defaults].index("process_group")
+    found = _Described(schema.name, defaults, tensors, len(schema.returns) > 1)
+    _operators[method] = found
     return found
 
 
@@ -135,6 +150,10 @@ def as_operator(collective: Callable[..., Any], name: str = "") -> Callable[...,
 
     @functools.wraps(collective)
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        described = _operators.get(method)
+        if described is not None and not kwargs and _is_direct(self, described, args):
+            with torch._C.DisableTorchFunction():
+                return _run(self, described, args[:-1], args[-1])
         values = (*args, *kwargs.values())
         for each in values:
             if isinstance(each, dist.distributed_c10d.BarrierOptions):
@@ -145,8 +164,58 @@ def as_operator(collective: Callable[..., Any], name: str = "") -> Callable[...,
             work = getattr(self.in_cpp, method)(*args, **kwargs)
         return kernel.works.pop() if kernel.works else work  # none where shapes only are computed
 
+    def _run(self: Any, described: _Described, tensors: Sequence[Any], given: Any) -> Any:
+        names, read = _fields(given.__class__)
+        values = described.defaults | dict(zip(names, read(given), strict=True))
+        opts = types.SimpleNamespace(**values)
+        run = functools.partial(collective, self, *tensors, opts)
+        record = _begin_record(described.name)  # for traces of the execution
+        try:
+            return flight_recorder.recorded(self, method, tensors, opts, run)
+        finally:
+            _end_record(record)
+
     method = name or collective.__name__
     return called
+
+
+def _is_direct(group: Any, described: _Described, args: Sequence[Any]) -> bool:
+    """Return whether nothing tells a call of an operator from that of its collective.
+
+    Args:
+        group: The group.
+        described: The operator, which has run before.
+        args: The arguments of the group's method.
+    """
+    # Modes, torch's transforms, its tracer and its profiler see operators, and it keeps the work of
+    # operators for compiled code. The flight recorder counts the calls from torch's method on.
+    if _depth() or _is_profiled() or group.recorder.size:
+        return False
+    if _transform() is not None or _is_traced() or _registers_works():
+        return False
+    is_usual_form = len(args) == described.tensors + 1 and hasattr(args[-1], "asyncOp")
+    return is_usual_form and _are_plain(args[:-1])
+
+
+def _are_plain(values: Sequence[Any]) -> bool:
+    """Return whether values are tensors of no class that operators hand over to, or lists."""
+    for each in values:
+        kind = type(each)
+        if kind is list:
+            if not _are_plain(each):
+                return False
+        elif kind not in _PLAIN:
+            return False
+    return True
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[list[str], Callable[[Any], tuple[Any, ...]]]:
+    """Return how a class of options names an operator's arguments, and what reads them."""
+    fields = [each for each in dir(kind) if not each.startswith("_")]
+    # As in "rootRank" and "root_rank".
+    names = [re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", each) for each in fields]
+    return names, operator.attrgetter(*fields)
 
 
 def _reduce_op(values: Sequence[Any]) -> Any:

@@ -47,6 +47,7 @@ class Staging:
         self._group = group
         self._name = name
         self._connects = connects
+        self._observers = observers()
         self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._ordinals: list[int] = []
 
@@ -64,7 +65,7 @@ class Staging:
         # CPU tensors of a mixed group are on no GPU that could be used twice.
         if self._connects and alias is not tensor:
             self._ordinals.append(tensor.get_device())
-        for observer in observers():
+        for observer in self._observers:
             observer.collective_used(self._name, tensor, written)
         # Without a CPU alias of the memory the values are copied.
         host = tensor.cpu() if alias is None else alias
@@ -100,16 +101,22 @@ class Collective(Staging):
         self, group: NcclGroup, opts: Any, name: str, tensors: Sequence[torch.Tensor], *alike: Any
     ):
         super().__init__(group, name)
-        # Ranks must agree on dtypes in any case.
-        # In numbers of elements, from rank to rank.
-        parts_differ = name in ("all_gather", "all_to_all")
-        dtypes = [(each.dtype, None if parts_differ else each.numel()) for each in tensors]
         # In these only the root's tensors are sent.
         is_sent = name not in ("broadcast", "scatter") or opts.root_rank == group.rank()
         if group.checks_nan and is_sent:
             check_for_nan(tensors)
         self._opts = opts
-        self._call = collective_checks.Call(name, tensors, (dtypes, *map(_named, alike)))
+        self._tensors = tensors
+        self._alike = alike
+
+    def _call(self) -> collective_checks.Call:
+        """Return what this rank calls."""
+        # Ranks must agree on dtypes in any case. The numbers of elements differ from rank to rank
+        # in two collectives.
+        parts_differ = self._name in ("all_gather", "all_to_all")
+        dtypes = [(each.dtype, None if parts_differ else each.numel()) for each in self._tensors]
+        alike = (dtypes, *map(_named, self._alike))
+        return collective_checks.Call(self._name, self._tensors, alike)
 
     def run(self, result: Any, exchange: Callable[[], object]) -> Any:
         """Return work with a result, once all ranks take part, or at once if the program goes on.
@@ -119,58 +126,64 @@ class Collective(Staging):
             exchange: Does the collective for the CPU tensors. It uses nothing of a scope.
         """
         group = self._group
-        call = self._call
         began = datetime.datetime.now()
         times = group.begin()
-        if self._opts.async_op and self._may_go_on():
-            # What another thread says names the line all the same.
-            call = call._replace(line=callers.site_of(callers.program_line()))
-            mode = torch.inference_mode(torch.is_inference_mode_enabled())
-            run = functools.partial(
-                self._exchange, call, mode(exchange), operator.methodcaller("wait")
-            )
-            return Work(result, [Ongoing(group, call, times, run)])
+        if group.size() == 1:
+            self._exchange(exchange)
+        elif self._opts.async_op and self._may_go_on():
+            return Work(result, [self._go_on(exchange, times)])
+        else:
+            self._wait(exchange, times)
+        # After an error nothing is written to the tensors.
+        if self._copied:
+            self.write_back()
+        if group.hooks:
+            group.completed(self._name, began)
+        return finished(result, self._observers)
+
+    def _may_go_on(self) -> bool:
+        """Return whether the program can go on before the other ranks have come."""
+        # Copies, hooks and captures are of the thread that has called the collective.
+        context = thread_state.state.context
+        is_capturing = context is not None and context.thread.capture is not None
+        return not (self._copied or self._group.hooks or is_capturing)
+
+    def _go_on(self, exchange: Callable[[], object], times: int) -> Ongoing:
+        """Do the collective in another thread."""
+        # What another thread says names the line all the same.
+        call = self._call()._replace(line=callers.site_of(callers.program_line()))
+        mode = torch.inference_mode(torch.is_inference_mode_enabled())
+        agree = functools.partial(self._agree, call, operator.methodcaller("wait"))
+        run = functools.partial(self._exchange, mode(exchange), agree)
+        return Ongoing(self._group, call, times, run)
+
+    def _wait(self, exchange: Callable[[], object], times: int) -> None:
+        """Do the collective in this thread, after those that go on."""
+        group = self._group
+        call = self._call()
         if group.ongoing is not None:
             group.ongoing.settle()
 
         def wait(work: Any) -> None:
             group.wait_for(functools.partial(collective_checks.ended, work), call, times)
 
-        self._exchange(call, exchange, wait)
-        # After an error nothing is written to the tensors.
-        if self._copied:
-            self.write_back()
-        if group.hooks:
-            group.completed(self._name, began)
-        return finished(result)
+        self._exchange(exchange, functools.partial(self._agree, call, wait))
 
-    def _may_go_on(self) -> bool:
-        """Return whether the program can go on before the other ranks have come."""
-        # Copies, hooks and captures are of the thread that has called the collective.
-        context = thread_state.state.context
-        is_of_thread = (
-            self._copied
-            or self._group.hooks
-            or (context is not None and context.thread.capture is not None)
-        )
-        return self._group.size() > 1 and not is_of_thread
+    def _agree(self, call: collective_checks.Call, wait: Callable[[Any], object]) -> None:
+        self._group.agree(call, self._opts.timeout, wait)
+        for ordinal in self._ordinals:
+            self._group.know_devices(ordinal)
 
     def _exchange(
-        self,
-        call: collective_checks.Call,
-        exchange: Callable[[], object],
-        wait: Callable[[Any], object],
+        self, exchange: Callable[[], object], agree: Callable[[], object] | None = None
     ) -> None:
-        group = self._group
+        """Do the collective once the ranks agree. A single rank agrees with itself."""
         try:
-            # A single rank agrees with itself.
-            if group.size() > 1:
-                group.agree(call, self._opts.timeout, wait)
-                for ordinal in self._ordinals:
-                    group.know_devices(ordinal)
+            if agree is not None:
+                agree()
             exchange()
         except RuntimeError as error:
-            group.raise_named(self._name, error)
+            self._group.raise_named(self._name, error)
             raise
 
 

@@ -154,28 +154,36 @@ class NcclGroup(dist.ProcessGroup):
         alias = self.runtime.supplied.host_alias(tensor)
         # `host_alias` returns a CPU tensor itself.
         on_cpu = alias is tensor
-        self._check_device(tensor.device.type, on_cpu)
-        name = _UNKNOWN_TO_NCCL.get(tensor.dtype)
-        if name is not None and not self.is_gloo and not (self._has_gloo and on_cpu):
-            raise TypeError(
-                f"Input tensor data type is not supported for NCCL process group: {name}"
-            )
+        # Of its own tensors alone the target shows other memory.
+        if alias is None or on_cpu or self._lacks:
+            self._check_device(tensor, on_cpu)
+        if tensor.dtype in _UNKNOWN_TO_NCCL:
+            self._check_dtype(tensor.dtype, on_cpu)
         if between_two and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
             raise ValueError("Tensors for P2P must be non-overlapping and dense")
         if not (between_two or tensor.is_contiguous() or _is_channels_last(tensor)):
             raise ValueError("Tensors must be contiguous")
         return alias
 
-    def _check_device(self, kind: str, on_cpu: bool) -> None:
+    def _check_device(self, tensor: torch.Tensor, on_cpu: bool) -> None:
         """Refuse a tensor of a device that the group does not serve."""
         if on_cpu:
             served = self._takes_cpu or self.runtime.supplied.runs_on_host()
         else:
-            served = kind == self.runtime.device_type
+            served = tensor.device.type == self.runtime.device_type
         if not served:
+            kind = tensor.device.type
             raise RuntimeError(f"No backend type associated with device type {kind}")
         if self._lacks and not on_cpu:
             raise RuntimeError(f"No backend type associated with device type {self._lacks}")
+
+    def _check_dtype(self, dtype: torch.dtype, on_cpu: bool) -> None:
+        """Refuse a dtype that NCCL does not have, but for tensors that gloo takes."""
+        if not (self.is_gloo or (self._has_gloo and on_cpu)):
+            raise TypeError(
+                "Input tensor data type is not supported for NCCL process group: "
+                f"{_UNKNOWN_TO_NCCL[dtype]}"
+            )
 
     # ---- what torch asks of a group --------------------------------------------------------------
 
@@ -492,12 +500,14 @@ def _identity(index: int) -> int:
 # ---- work ----------------------------------------------------------------------------------------
 
 
-def finished(result: Any) -> Any:
-    """Return finished work with that result."""
-    # Torch's own class where nobody records the order of streams: it costs no calls of Python.
-    if observers():
+def finished(result: Any, watching: Sequence[Any]) -> Any:
+    """Return finished work with that result, whose ``wait`` observers are told of."""
+    # Torch's own class where there are none: it costs no calls of Python.
+    if watching:
         return Work(result)  # type: ignore[attr-defined]
-    return torch._C._distributed_c10d._create_work_from_future(done(result))  # type: ignore[attr-defined]
+    future: Any = torch._C.Future([])
+    future.set_result(result)
+    return torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
 
 
 def done(result: Any) -> torch.futures.Future[Any]:
@@ -549,9 +559,9 @@ class Work(dist.distributed_c10d.Work):
 
 
 def observers() -> Sequence[Any]:
-    """Return the observers of the order of this thread's work."""
+    """Return the observers of the collectives of this thread's scope."""
     context = thread_state.state.context
-    return () if context is None else context.observers.order
+    return () if context is None else context.observers.collectives
 
 
 def collectives_waited() -> None:
