@@ -279,6 +279,8 @@ bool permute(const Tensor& out, int64_t count, int bits, const Take& take, const
   random_numbers::to_keys(words, count, bits);
   auto* found = random_numbers::sort_by_key(words, entries.get(), spare.get(), count, bits, make);
   if (out.numel() != count) out.resize_({count});
+  const bool is_integer = out.scalar_type() == at::kLong || out.scalar_type() == at::kInt;
+  const Tensor whole = is_integer ? out : at::empty({count}, at::kLong);
   const auto finish = [&](auto* places) {
     if (!random_numbers::finish_order(found, count, places)) return;
     for (int64_t start = 0, end = 1; start < count; start = end++) {
@@ -286,24 +288,38 @@ bool permute(const Tensor& out, int64_t count, int bits, const Take& take, const
       random_numbers::shuffle(places + start, end - start, shuffled->seed, shuffled->offset, start);
     }
   };
-  if (out.scalar_type() == at::kLong) {
-    finish(out.data_ptr<int64_t>());
+  if (whole.scalar_type() == at::kLong) {
+    finish(whole.data_ptr<int64_t>());
   } else {
-    finish(out.data_ptr<int32_t>());
+    finish(whole.data_ptr<int32_t>());
   }
+  if (!is_integer) out.copy_(whole);
   return true;
+}
+
+// The largest number of a dtype for which a permutation is made here: floating point has gaps above it.
+inline int64_t most_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kLong: return std::numeric_limits<int64_t>::max();
+    case at::kInt: return std::numeric_limits<int32_t>::max();
+    case at::kShort: return std::numeric_limits<int16_t>::max();
+    case at::kDouble: return int64_t{1} << 53;
+    case at::kFloat: return int64_t{1} << 24;
+    case at::kHalf: return int64_t{1} << 11;
+    case at::kBFloat16: return int64_t{1} << 8;
+    default: return 0;
+  }
 }
 
 // A permutation into an `out` that has the size, or no memory yet.
 inline bool permutation(Arguments given, const Take& take) {
   const auto count = given[0].toInt();
   const Tensor& out = given[2].toTensor();
-  const bool is_integer = out.scalar_type() == at::kLong || out.scalar_type() == at::kInt;
   const bool is_new = out.numel() == 0 && out.storage().nbytes() == 0;
   const bool has_size = out.dim() == 1 && out.numel() == count && out.is_contiguous();
   // Larger ones are drawn in parts.
   const bool is_one_draw = count > 0 && count <= std::numeric_limits<int32_t>::max() / 8;
-  if (!is_integer || !is_one_draw || !(is_new || has_size)) return false;
+  if (count > most_of(out.scalar_type()) || !is_one_draw || !(is_new || has_size)) return false;
   const auto bits = bits_of_keys(count);
   constexpr int BITS = 21;
   if (bits + BITS <= 64 && count <= int64_t{1} << BITS) {

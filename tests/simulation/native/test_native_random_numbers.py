@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -185,8 +186,18 @@ def test_chances_that_overlap_what_they_fill_are_read_first() -> None:
     assert by_cpp == by_python
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.float32], ids=str)
-@pytest.mark.parametrize("count", [0, 1, 3, 300, 25_000, 33_000])
+_PERMUTED = [torch.int64, torch.int32, torch.int16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype"),
+    [
+        *itertools.product([0, 1, 3, 300, 25_000, 33_000], _PERMUTED),
+        (2048, torch.float16),
+        (256, torch.bfloat16),
+    ],
+    ids=str,
+)
 def test_permutations_are_equal(count: int, dtype: torch.dtype) -> None:
     def drawn() -> list[Any]:
         out = torch.empty(count, 2, dtype=dtype, device="cuda")[:, 0]
