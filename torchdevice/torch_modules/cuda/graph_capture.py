@@ -94,6 +94,10 @@ class _Step(NamedTuple):
         """Run the operator again, and write its results to the memory of the recorded results."""
         if self.op not in _UNINITIALISED:  # has no values to copy
             result = self.op(*self.args, **self.kwargs)
+            if _is_collective(self.op):
+                # It may go on, and the operator that waited for it has no step, as it is a view.
+                for each in tensors(result):
+                    torch.ops._c10d_functional.wait_tensor(each)
             made_now = _made_by(self.op, result) if self.made else ()
             # In place: the program and later operators hold the recorded results.
             for known, new in zip(self.made, made_now, strict=True):
@@ -107,7 +111,8 @@ class _Step(NamedTuple):
         It can where all tensors are of ``_EASY`` dtypes, for which no device has rules of its own,
         and one is written.
         """
-        if not isinstance(self.op, torch._ops.OpOverload) or self.op in _UNINITIALISED:
+        is_operator = isinstance(self.op, torch._ops.OpOverload)
+        if not is_operator or self.op in _UNINITIALISED or _is_collective(self.op):
             return self.run
         op = _with_out(self.op) if self.made else self.op
         given = list(tensors((self.args, self.kwargs, self.made)))
@@ -128,6 +133,11 @@ class _Step(NamedTuple):
         if made:
             kwargs = {**kwargs, "out": made[0]}
         return functools.partial(op._op, *args, **kwargs)
+
+
+def _is_collective(op: Any) -> bool:
+    """Return whether an operator is a functional collective."""
+    return getattr(op, "namespace", None) == "_c10d_functional"
 
 
 class _StepWithoutValues(_Step):
@@ -227,6 +237,9 @@ class Capture(TorchDispatchMode):
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
         # The last tensor that was made of a number, and the number.
         self._number: tuple[Any, Any] = None, None
+        self._replayed_by: Callable[..., Any] | None = None
+        self._has_begun = False
+        self._begun: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -247,9 +260,14 @@ class Capture(TorchDispatchMode):
                 elements = tensor.untyped_storage().nbytes() // tensor.itemsize
                 whole = tensor.detach().as_strided((elements,), (1,), 0)
                 self._before.append((whole, self._runtime.supplied.copy_outside(whole)))
+        self._replayed_by = None
         with self._undeclared_writes(func, args, kwargs):
             result = dispatch_modes.run(func, *args, **kwargs)
-        self._record(func, args, kwargs, result)
+        if self._replayed_by is None:
+            self._record(func, args, kwargs, result)
+        else:
+            self._keep(self._replayed_by, args, kwargs, [], [*tensors(args)])
+            self._has_begun = True
         if func is _aten.scalar_tensor.default:
             self._number = result, args[0]
         return result
@@ -360,13 +378,45 @@ class Capture(TorchDispatchMode):
         # A view need not be made again: its memory is written by a recorded operator.
         if not made and not any(map(is_written, func._schema.arguments)):
             return
-        if self._computes_values([*made, *written(func, args, kwargs)]):
-            self.steps.append(_Step(func, *mapped((args, kwargs, made), self._recorded)))
+        self._keep(func, args, kwargs, made, [*made, *written(func, args, kwargs)])
+
+    def _keep(
+        self, op: Any, args: Any, kwargs: Any, made: list[torch.Tensor], results: list[torch.Tensor]
+    ) -> None:
+        """Keep a step for replays, whose operator or function writes to the results."""
+        # Not between two collectives: a rank that sends has to receive before the other rank has
+        # received.
+        if self._replayed_by is None:
+            self.wait_for_begun()
+        if self._computes_values(results):
+            self.steps.append(_Step(op, *mapped((args, kwargs, made), self._recorded)))
         else:
-            self.steps.append(_StepWithoutValues(func, (), {}, []))
+            self.steps.append(_StepWithoutValues(op, (), {}, []))
+
+    def replay_by(self, begin: Callable[..., Any]) -> None:
+        """Let replays call a function in place of the operator that runs now, a collective.
+
+        Args:
+            begin: Takes the operator's arguments, and returns work that ends before the graph's
+                next kernel begins.
+        """
+        self._replayed_by = functools.partial(self._begin, begin)
+
+    def _begin(self, begin: Callable[..., Any], *args: Any) -> None:
+        self._begun.append(begin(*args))
+
+    def wait_for_begun(self) -> None:
+        """Let replays wait, at this place, for the collectives that they have begun."""
+        if self._has_begun:
+            self.steps.append(_Step(self._wait, (), {}, []))
+        self._has_begun = False
+
+    def _wait(self) -> None:
+        while self._begun:
+            self._begun.pop(0).wait()
 
     def _computes_values(self, results: list[torch.Tensor]) -> bool:
-        """Return whether any of the results has values, or there is none, as of a collective."""
+        """Return whether any of the results has values, or there is none."""
         has_values = self._runtime.supplied.has_values
         return not results or any(not _is_dense(each) or has_values(each) for each in results)
 
@@ -380,6 +430,7 @@ class Capture(TorchDispatchMode):
 
     def do(self, function: Callable[..., Any], *args: Any) -> None:
         """Call a function that has no result, as each replay does at this place."""
+        self.wait_for_begun()
         function(*args)
         self.steps.append(_Step(function, args, {}, []))
 
@@ -423,6 +474,7 @@ class Capture(TorchDispatchMode):
             or (policy is not None and policy.asks)
             or getattr(context.options, "verify", None)
         )
+        self._begun.clear()  # of a replay that has failed
         with as_kernels_do():
             if not (asks or self._kernels):
                 self._kernels = [

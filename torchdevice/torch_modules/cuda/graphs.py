@@ -182,6 +182,7 @@ class GraphStandIn:
         # Before the tensors are restored, which is no part of the graph.
         self._context.thread.capture = None
         self._end_following()
+        capture.wait_for_begun()
         # Nothing is computed during a capture on CUDA.
         capture.put_back()
         capture.check_memory()

@@ -21,6 +21,7 @@ from torch.utils import _python_dispatch
 
 from torchdevice.kernel import dispatch_modes
 from torchdevice.kernel.python.interrupt_safe_exit import Exit, Leaving
+from torchdevice.torch_modules.cuda import capture_rules
 from torchdevice.torch_modules.distributed import flight_recorder
 
 _stack = _python_dispatch._get_current_dispatch_mode_stack
@@ -80,12 +81,28 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
         values["reduce_op"] = self._reduce_op
         values["timeout"] = datetime.timedelta(milliseconds=values.get("timeout", -1))
         opts = types.SimpleNamespace(**values)
+        capture = capture_rules.current_capture()
+        if capture is not None:
+            capture.replay_by(functools.partial(self._again, described.tensors, opts))
         with torch._C.DisableTorchFunction():  # again: the handler of a mode above has enabled it
             collective = functools.partial(self._collective, self._group, *tensors, opts)
             work = flight_recorder.recorded(self._group, self._name, tensors, opts, collective)
         self.works.append(work)
         boxed = _held(work).boxed()
         return (args[0], boxed) if described.returns_tensors else boxed
+
+    def _again(self, count: int, opts: Any, *args: Any) -> Any:
+        """Begin the collective again, as a replay of a graph does, and return its work.
+
+        Args:
+            count: How many of the arguments are tensors or lists of them.
+            opts: The operator's other arguments.
+            *args: The arguments of the operator.
+        """
+        # The graph waits for it before its next kernel anyway.
+        opts = types.SimpleNamespace(**vars(opts) | {"async_op": False})
+        with torch._C.DisableTorchFunction():
+            return self._collective(self._group, *args[:count], opts)
 
 
 class _Described(NamedTuple):
