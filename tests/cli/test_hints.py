@@ -5,6 +5,7 @@ from __future__ import annotations
 import py_compile
 import sys
 import sysconfig
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,18 @@ def test_an_error_of_memory_is_cudas_alone(call: str, target: str, tmp_path: Pat
     assert "DefaultCPUAllocator" not in done.stderr and done.stderr.count("Traceback") == 1
     assert "Error: CUDA out of memory. Tried to allocate 4194304.00 GiB." in done.stderr
     assert ("This machine's memory ran out." in done.stderr) == (target != "cpu")
+
+
+def test_an_error_that_no_kernel_raised_names_the_programs_types(tmp_path: Path) -> None:
+    program = """
+        import torch
+
+        x = torch.ones(1, 1, 2, 2, device="cuda")
+        torch.conv_transpose2d(x.to(torch.complex64), x)
+    """
+    options = ["--quiet", "--engine", "wrap", "--target", "simulated:cuda"]
+    done = run_program(tmp_path, textwrap.dedent(program), options=options)
+    assert "Input type (CUDAComplexFloatType) and weight type (torch.cuda.Float" in done.stderr
 
 
 def test_the_demonstration_lets_one_command_compile_torch(

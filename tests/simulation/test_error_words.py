@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,7 +28,8 @@ OF_TORCH = re.compile(
     r"mixed dtype \(CPU\)|expected tensor_indices_or_sections to be on cpu, but it's on cuda"
     # The backends for which torch has an operator.
     r"|^Could not run '.*' with arguments from the '(Sparse\w*)?CUDA' backend"
-    # Convolutions in three dimensions and transposed ones compare the two before any kernel.
+    # Convolutions in three dimensions and transposed ones compare the two before any kernel. See
+    # `mixed`.
     r"|^Input type \(simulatedComplex\w+\) and weight type"
 )
 
@@ -107,6 +109,37 @@ def test_types_of_tensors_are_spelled_as_torch_does(convolution: Any, dtype: tor
     with torchdevice.simulate(engine="mode"), pytest.raises(RuntimeError) as found:
         convolution(input.cuda(), weight.cuda())
     assert str(found.value) == expected
+
+
+def mixed() -> None:
+    """Convolve what torch refuses before any kernel: ``engine="wrap"`` does not see the call."""
+    weight = torch.ones(1, 1, 2, 2, device="cuda")
+    functional.conv_transpose2d(weight.to(torch.complex64), weight)
+
+
+OF_CUDA = r"Input type \(CUDAComplexFloatType\) and weight type \(torch\.cuda\.FloatTensor\)"
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_an_error_that_leaves_the_scope_names_the_programs_types(engine: Any) -> None:
+    with pytest.raises(RuntimeError, match=OF_CUDA), torchdevice.simulate(engine=engine):
+        mixed()
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_a_shown_error_names_the_programs_types(engine: Any) -> None:
+    with torchdevice.simulate(engine=engine):
+        try:
+            mixed()
+        except RuntimeError:
+            assert re.search(OF_CUDA, traceback.format_exc())
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_an_error_of_the_program_is_kept(engine: Any) -> None:
+    text = "simulatedFloatType is no word of torch's here"
+    with pytest.raises(ValueError, match=text), torchdevice.simulate(engine=engine):
+        raise ValueError(text)
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")

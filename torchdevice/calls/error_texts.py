@@ -34,10 +34,8 @@ def reword(context: Context, error: BaseException) -> None:
     if not error.args or not isinstance(error.args[0], str):
         return
     if context.shown_as is not None and context.device_type in error.args[0]:
-        error.args = (
-            _renamed(error.args[0], context.device_type, context.shown_as),
-            *error.args[1:],
-        )
+        named = _renamed(error.args[0], context.device_type, context.shown_as)
+        error.args = (named, *error.args[1:])
     if isinstance(error, torch.OutOfMemoryError):
         text = _out_of_memory_text(context, error)
         if text is not None:
@@ -45,6 +43,21 @@ def reword(context: Context, error: BaseException) -> None:
         out_of_memory.tell(context, error)
     else:
         raise_out_of_memory(context, error)
+
+
+def name_types(context: Context | None, error: BaseException) -> None:
+    """Name the types of tensors in torch's error, which nobody has caught, as the program does.
+
+    ``engine="wrap"`` does not see a call that carries no device. What such a call composes before
+    any kernel, as a convolution of complex numbers does, names the target.
+    """
+    if context is None or context.shown_as is None:
+        return
+    if type(error) is not RuntimeError or not error.args:
+        return
+    if isinstance(error.args[0], str) and context.device_type in error.args[0]:
+        text = _with_types(error.args[0], context.device_type, context.shown_as)
+        error.args = (text, *error.args[1:])
 
 
 def raise_out_of_memory(context: Context, error: BaseException) -> None:
@@ -110,8 +123,13 @@ def _renamed(text: str, own: str, programs: str) -> str:
         programs,
         text,
     )
-    text = re.sub(rf"\b{own}(\w+)Type\b", lambda found: tensor_type(found[1], programs), text)
+    text = _with_types(text, own, programs)
     return re.sub(rf"{own}(?=' backend)", programs.upper(), text)
+
+
+def _with_types(text: str, own: str, programs: str) -> str:
+    """Return a text in which types of tensors have the program's names."""
+    return re.sub(rf"\b{own}(\w+)Type\b", lambda found: tensor_type(found[1], programs), text)
 
 
 Detour = Callable[[Any, Any], Any]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torchdevice.calls import interruptions, kept_functions, wrap
+from torchdevice.calls import error_texts, interruptions, kept_functions, wrap
 from torchdevice.calls.lacking import missing_operators, mps_guards
 from torchdevice.calls.mode import DeviceMode, of_this_thread
 from torchdevice.errors import PATCHERS, AnotherPatcherError, ScopeError, SecondCopyError
@@ -73,6 +73,7 @@ class _Leaving(Leaving):
         self.done()
         if exc_info and exc_info[1] is not None:
             kept_functions.explain(self._entry.context, exc_info[1])
+            error_texts.name_types(self._entry.context, exc_info[1])
             trim(exc_info[1])
         if not innermost:
             raise left_too_early(self._scope, "left")

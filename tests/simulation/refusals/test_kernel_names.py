@@ -64,6 +64,10 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: torch.ones(2, 2, device="cuda").to(torch.uint16).tril(),
         "\"triu_tril_cuda_template\" .* 'UInt16'",
     ),
+    "remainder of 0": (
+        lambda: torch.zeros(2, dtype=torch.uint16, device="cuda") % 0,
+        "\"remainder_cuda\" .* 'UInt16'",
+    ),
     "nearest exact": (
         lambda: F.interpolate(truth(1, 1, 4), 8, mode="nearest-exact"),
         "\"upsample_nearest1d_out_frame\" .* 'Bool'",
@@ -130,6 +134,9 @@ def lacking(op: Any, dtype: torch.dtype) -> list[str]:
     return found
 
 
+LACKING = (torch.bool, torch.complex32, torch.uint16)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_no_operator_names_a_kernel_of_the_cpu(sweep: tuple[bool, int]) -> None:
     operators = choose([op for op in op_db if torch.float32 in op.dtypes], sweep, 40)
@@ -137,8 +144,7 @@ def test_no_operator_names_a_kernel_of_the_cpu(sweep: tuple[bool, int]) -> None:
     with warnings.catch_warnings(), torchdevice.simulate():
         warnings.simplefilter("ignore")
         for op in operators:
-            names = [name for dtype in (torch.bool, torch.complex32) for name in lacking(op, dtype)]
-            found[op.formatted_name] = names
+            found[op.formatted_name] = [name for dtype in LACKING for name in lacking(op, dtype)]
     assert sum(map(len, found.values())) > len(operators) / 4, "the sweep refuses something"
     assert {op: names for op, names in found.items() if any("cpu" in name for name in names)} == {}
 

@@ -27,6 +27,9 @@ WIDE = {
 }
 """Integer -> the wide integer that a floating-point number becomes first."""
 
+_UNDIVIDED = frozenset({torch.uint16, torch.uint32, torch.uint64})
+"""The integers for which neither device has a kernel that divides."""
+
 _DIVISIONS = frozenset({"floor_divide", "fmod", "remainder"})
 
 
@@ -67,7 +70,7 @@ def dividing(schema: Any, kernel: Kernel) -> Kernel:
 
     def divide(self: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         zero = _zero(other)
-        if zero is None or _is_of_floats(self) or not policy.stands_for_cuda():
+        if zero is None or _has_no_integers(self) or not policy.stands_for_cuda():
             return kernel(self, other, *args, **kwargs)
         negative = (host_alias(self) if isinstance(self, torch.Tensor) else torch.tensor(self)) < 0
         result = kernel(self, _with_ones(other, zero), *args, **kwargs)
@@ -85,9 +88,10 @@ def dividing(schema: Any, kernel: Kernel) -> Kernel:
     return divide
 
 
-def _is_of_floats(dividend: Any) -> bool:
+def _has_no_integers(dividend: Any) -> bool:
     if isinstance(dividend, torch.Tensor):
-        return dtype_of(dividend).is_floating_point
+        dtype = dtype_of(dividend)
+        return dtype.is_floating_point or dtype in _UNDIVIDED
     return type(dividend) is float
 
 
@@ -96,7 +100,7 @@ def _zero(divisor: Any) -> torch.Tensor | None:
     if not isinstance(divisor, torch.Tensor):
         return torch.tensor(True) if type(divisor) in (int, bool) and divisor == 0 else None
     dtype = dtype_of(divisor)
-    if dtype.is_floating_point or dtype.is_complex:
+    if dtype.is_floating_point or dtype.is_complex or dtype in _UNDIVIDED:
         return None
     zero = (divisor if index_of(divisor) < 0 else memory_of(divisor)) == 0
     return zero if zero.any() else None

@@ -433,7 +433,7 @@ def _execute(
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and interrupted is not None:
             interrupted()
-        _word_as_cuda()
+        _word_as_cuda(error)
         note_program_line(error)
         trim(error.__cause__ or error.__context__)
         frames = without_ours(error)
@@ -442,13 +442,17 @@ def _execute(
         raise
 
 
-def _word_as_cuda() -> None:
-    """Give memory that ran out CUDA's text, as a program that catches the error sees it."""
+def _word_as_cuda(error: BaseException) -> None:
+    """Give memory that ran out, and types of the target's tensors, CUDA's words."""
     import torch
+
+    from torchdevice.calls import error_texts
+    from torchdevice.kernel.thread_state import state
 
     with contextlib.suppress(Exception):  # the program's error is what is to be seen
         # The text changes where an error is handled and the name of the class is read.
         _ = torch.cuda.OutOfMemoryError
+        error_texts.name_types(state.context, error)
 
 
 def _note_comparison(error: BaseException, frames: types.TracebackType | None) -> None:

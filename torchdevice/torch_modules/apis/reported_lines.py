@@ -20,6 +20,7 @@ from typing import Any
 
 import torch.overrides
 
+from torchdevice.calls import error_texts
 from torchdevice.kernel.bindings import replaces
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.journal.callers import caller_frame, warn_at
@@ -39,6 +40,8 @@ def _read(
 ) -> None:
     """``TracebackException.__init__``, with which Python reads an error, without our frames."""
     own = getattr(exc_value, "__traceback__", None)
+    if exc_value is not None:
+        error_texts.name_types(context, exc_value)
     trim(exc_value)
     frames = exc_value.__traceback__ if own is not None and exc_traceback is own else exc_traceback
     original(self, exc_type, exc_value, frames, **options)
