@@ -103,6 +103,58 @@ def _of_root(options: Any, root: int) -> Any:
     return options
 
 
+def _check_list(
+    group: NcclGroup,
+    name: str,
+    own: torch.Tensor,
+    listed: str,
+    lists: Sequence[_Tensors],
+    root: int,
+) -> None:
+    """Refuse a root that is no rank, or at the root a list that does not fit, as torch's groups do.
+
+    Gloo would compare bytes instead of shapes.
+
+    Args:
+        group: The group.
+        name: The collective.
+        own: The tensor that each rank gives or gets.
+        listed: What the root lists, ``"input"`` or ``"output"``.
+        lists: The root's list, in a list; nothing on other ranks.
+        root: The root.
+
+    Raises:
+        RuntimeError: They do not fit, and gloo would be asked.
+        ValueError: They do not fit, and NCCL would be asked.
+    """
+    by_gloo = group.is_gloo or own.is_cpu
+    why = _misfit(group.size(), own, listed, lists, root)
+    if why:
+        error = RuntimeError if by_gloo else ValueError
+        raise error(f"ProcessGroup{'Gloo' if by_gloo else 'NCCL'}::{name}: {why}")
+
+
+def _misfit(size: int, own: torch.Tensor, listed: str, lists: Sequence[_Tensors], root: int) -> str:
+    if not 0 <= root < size:
+        return f"invalid root rank: {root}"
+    for each in lists:
+        if len(each) != size:
+            return (
+                f"Incorrect {listed} list size {len(each)}. {listed.capitalize()} list size should "
+                f"be {size}, same as size of the process group."
+            )
+        for index, tensor in enumerate(each):
+            if tensor.shape != own.shape:
+                sizes = f"(expected {_sizes(own)}, got {_sizes(tensor)})"
+                return f"invalid tensor size at index {index} {sizes}"
+    return ""
+
+
+def _sizes(tensor: torch.Tensor) -> str:
+    """Return a shape as torch's groups write it, with no comma after a single size."""
+    return f"({', '.join(map(str, tensor.shape))})"
+
+
 class NcclOnGloo(NcclGroup):
     """NCCL's collectives for tensors of a target, by gloo."""
 
@@ -280,7 +332,12 @@ class NcclOnGloo(NcclGroup):
 
     @as_operator
     def gather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any) -> Any:
-        """Send a tensor of each rank to one."""
+        """Send a tensor of each rank to one.
+
+        Raises:
+            ValueError: The root is no rank, or the outputs do not fit.
+        """
+        _check_list(self, "gather", inputs[0], "output", outputs, opts.root_rank)
         collective = Collective(self, opts, "gather", inputs, f"to rank {opts.root_rank}")
         gathered = [[collective.bytes(tensor, written=True) for tensor in each] for each in outputs]
         given = [collective.bytes(inputs[0])]
@@ -289,7 +346,12 @@ class NcclOnGloo(NcclGroup):
 
     @as_operator
     def scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: Any) -> Any:
-        """Send a tensor of one rank to each."""
+        """Send a tensor of one rank to each.
+
+        Raises:
+            ValueError: The root is no rank, or the inputs do not fit.
+        """
+        _check_list(self, "scatter", outputs[0], "input", inputs, opts.root_rank)
         collective = Collective(self, opts, "scatter", outputs, f"from rank {opts.root_rank}")
         scattered = [[collective.bytes(tensor) for tensor in each] for each in inputs]
         mine = [collective.bytes(outputs[0], written=True)]
