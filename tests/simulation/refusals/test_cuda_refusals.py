@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.testing._internal.common_methods_invocations import op_db
 
 import torchdevice
 from torchdevice.simulation.refusals import device_refusals, refusal_rules
@@ -98,6 +99,16 @@ def test_every_gap_names_an_operator_and_dtypes(cuda: torchdevice.Scope) -> None
         assert hasattr(torch.ops.aten, name)
         assert all(isinstance(getattr(torch, dtype), torch.dtype) for dtype in dtypes)
     assert device_refusals._KERNELS.keys() <= GAPS.keys() | device_refusals._FURTHER.keys()
+
+
+def test_no_gap_contradicts_the_database_of_the_installed_torch() -> None:
+    refused = {
+        (entry.name, dtype)
+        for entry in op_db
+        for dtype in entry.supported_dtypes("cuda")
+        if str(dtype).removeprefix("torch.") in GAPS.get(entry.name, ())
+    }
+    assert refused == set()
 
 
 def test_an_operator_that_only_the_cpu_has(cuda: torchdevice.Scope) -> None:
