@@ -211,3 +211,34 @@ def test_a_traced_model_goes_on(
     # An optimized model computes by oneDNN, which rounds otherwise.
     with torch.no_grad():
         assert torch.allclose(prepare(traced)(x), model(x), atol=1e-6)
+
+
+NAMING: dict[str, Callable[[torch.Tensor], Any]] = {
+    "factory": lambda x: x + torch.arange(2, device="cuda"),
+    "device of a tensor": lambda x: x + torch.ones(2, device=x.device),
+    "move": lambda x: x.to("cpu").to("cuda") + 1,
+    "method": lambda x: x.cpu().cuda() + 1,
+}
+
+
+class Adding(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return NAMING["factory"](x)
+
+
+@pytest.mark.parametrize("target", ["cpu", "simulated:cuda"])
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+@pytest.mark.parametrize("name", NAMING)
+def test_two_traces_of_a_function_are_alike(name: str, engine: Any, target: str) -> None:
+    """Torch compares them with the lines of Python, here with those of this package."""
+    with torchdevice.portable(target, engine=engine):
+        x = torch.ones(2, device="cpu").cuda()
+        assert torch.equal(torch.jit.trace(NAMING[name], x)(x), NAMING[name](x))
+
+
+@pytest.mark.parametrize("engine", ["mode", "wrap"])
+def test_two_traces_of_a_method_are_alike(engine: Any) -> None:
+    with torchdevice.simulate(engine=engine):
+        x = torch.ones(2, device="cpu").cuda()
+        traced = torch.jit.trace_module(Adding(), {"forward": x})
+        assert traced(x).tolist() == [1, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torchdevice.calls import lookup, rewriters
 from torchdevice.calls.error_texts import OF_TORCH, detour_after_raised
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.context import Context
+from torchdevice.kernel.python.interrupt_safe_exit import block
 from torchdevice.kernel.torch_internals import is_torch_function_all_disabled
 
 _UNSEEN = object()
@@ -100,6 +102,25 @@ def of_this_thread() -> thread_state.ContextMode | None:
         if isinstance(mode, DeviceMode) and mode.context is not None:
             return mode
     return None
+
+
+@block
+def one_way() -> Iterator[None]:
+    """Let each call of this thread that names a device take one way through this package's Python.
+
+    ``torch.jit.trace`` traces twice, and compares graphs in which each operator has the line of
+    Python that called it.
+    """
+    mode: Any = of_this_thread()
+    if mode is None:
+        yield
+        return
+    known = mode.known
+    mode.known = {}
+    try:
+        yield
+    finally:
+        mode.known = known
 
 
 def with_mode(context: Context, function: Any, *args: Any, **kwargs: Any) -> Any:

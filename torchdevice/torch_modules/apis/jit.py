@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torchdevice.calls.lacking import float64_policy
+from torchdevice.calls.mode import one_way
 from torchdevice.kernel import dispatch_modes, thread_state
 from torchdevice.kernel.bindings import replaces
 from torchdevice.kernel.context import Context
@@ -199,7 +200,8 @@ def _nodes(block: Any) -> Iterator[Any]:
 
 
 @replaces(torch.jit._trace, "trace", by_value=True)
+@replaces(torch.jit._trace, "trace_module", by_value=True)
 def _trace(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
     """``torch.jit.trace``: torch records no values that a dispatch mode has handled."""
-    with dispatch_modes.lifted():
+    with dispatch_modes.lifted(), one_way():
         return original(*args, **kwargs)
