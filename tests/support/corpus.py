@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -2351,3 +2352,323 @@ def pinned_buffer_as_an_array_on_a_mac(correct: bool) -> None:
 @on_mac("mps/EmptyTensor.cpp", "MPS supports tensors with dimensions <= 16, but got 17.")
 def seventeen_dimensions_on_a_mac(correct: bool) -> None:
     torch.ones([1] * (16 if correct else 17), device="mps")
+
+
+# ---- what each thread, generator and replica has for itself --------------------------------------
+
+OWN = "what a thread, a generator or a replica has for itself"
+
+FOR_DEVICE = "Expected a 'cuda' device type for generator but found 'cpu'"
+
+
+@case(GENERATORS, "torch/utils/data/sampler.py", FOR_DEVICE)
+def default_device_of_the_gpu_and_a_loader(correct: bool) -> None:
+    torch.set_default_device("cuda")
+    try:
+        data = TensorDataset(torch.arange(4.0, device="cpu"))
+        generator = torch.Generator("cuda") if correct else None
+        next(iter(DataLoader(data, shuffle=True, generator=generator)))
+    finally:
+        torch.set_default_device(None)
+
+
+@case(GENERATORS, "torch/random.py")
+def seed_of_the_host_alone(correct: bool) -> None:
+    seed = torch.manual_seed if correct else torch.default_generator.manual_seed
+    draws = []
+    for _ in range(2):
+        seed(0)
+        draws.append(rand(4))
+    assert torch.equal(*draws)
+
+
+@case(GENERATORS, "torch/random.py")
+def checkpoint_of_the_hosts_numbers_alone(correct: bool) -> None:
+    of_host, of_device = torch.get_rng_state(), torch.cuda.get_rng_state()
+    before = rand(4)
+    torch.set_rng_state(of_host)
+    if correct:
+        torch.cuda.set_rng_state(of_device)
+    assert torch.equal(before, rand(4))
+
+
+@case(GENERATORS, "torch/random.py: fork_rng")
+def forked_numbers_of_the_host_alone(correct: bool) -> None:
+    before = torch.cuda.get_rng_state()
+    with torch.random.fork_rng(devices=[0] if correct else []):
+        rand(4)
+    assert torch.equal(before, torch.cuda.get_rng_state())
+
+
+@case(OWN, "c10/cuda/CUDAFunctions.cpp: cudaSetDevice")
+def device_of_another_thread(correct: bool) -> None:
+    places = []
+
+    def load() -> None:
+        if correct:
+            torch.cuda.set_device(1)
+        places.append(torch.ones(2, device="cuda").device.index)
+
+    with torch.cuda.device(1):
+        thread = threading.Thread(target=load)
+        thread.start()
+        thread.join()
+    assert places == [1]
+
+
+@case(OWN, "c10/cuda/CUDAStream.cpp: current_streams")
+def stream_of_another_thread(correct: bool) -> None:
+    stream, found = torch.cuda.Stream(), []
+
+    def work() -> None:
+        with torch.cuda.stream(stream if correct else None):
+            found.append(torch.cuda.current_stream() == stream)
+
+    with torch.cuda.stream(stream):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert found == [True]
+
+
+class Replicated(nn.Module):
+    """Counts its calls, and uses what a replica lacks if it is asked to."""
+
+    def __init__(self, asks: bool = False, states: int = 0):
+        super().__init__()
+        self.net = nn.GRU(2, 2, batch_first=True)
+        self.calls, self._asks, self._states = 0, asks, states
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.calls += 1
+        self.seen += 1
+        device = next(self.parameters()).device if self._asks else x.device
+        return self.net(x, torch.zeros(1, self._states or len(x), 2, device=device))[0]
+
+
+@case(OWN, "torch/nn/parallel/data_parallel.py")
+def calls_that_replicas_count(correct: bool) -> None:
+    model = nn.DataParallel(Replicated().cuda())
+    model(rand(4, 3, 2))
+    # The first replica shares the buffers of the module.
+    assert (model.module.seen.item() if correct else model.module.calls) == 1
+
+
+@case(OWN, "torch/nn/parallel/replicate.py", "Caught StopIteration in replica 0 on device 0.")
+def first_parameter_of_a_replica(correct: bool) -> None:
+    nn.DataParallel(Replicated(asks=not correct).cuda())(rand(4, 3, 2))
+
+
+@case(
+    OWN,
+    "torch/nn/modules/rnn.py: check_hidden_size",
+    "Caught RuntimeError in replica 0 on device 0.",
+)
+def hidden_state_of_the_whole_batch(correct: bool) -> None:
+    nn.DataParallel(Replicated(states=0 if correct else 4).cuda())(rand(4, 3, 2))
+
+
+# ---- places --------------------------------------------------------------------------------------
+
+
+@case(
+    DEVICES,
+    "TensorShape.cpp: tensor_split",
+    "tensor_split expected tensor_indices_or_sections to be on cpu, but it's on cuda:0",
+)
+def split_at_places_on_the_gpu(correct: bool) -> None:
+    places = torch.tensor([1, 3])
+    torch.tensor_split(rand(4), places if correct else places.cuda())
+
+
+@case(
+    DEVICES,
+    "torch/nn/utils/convert_parameters.py",
+    "Found two parameters on different devices, this is currently not supported.",
+)
+def vector_of_parameters_on_two_gpus(correct: bool) -> None:
+    second = nn.Linear(2, 2).to("cuda:0" if correct else "cuda:1")
+    nn.utils.parameters_to_vector([*nn.Linear(2, 2).cuda().parameters(), *second.parameters()])
+
+
+@case("TorchScript", "torch/jit/_trace.py", "The following operation failed in the TorchScript")
+def device_that_a_trace_keeps(correct: bool) -> None:
+    place = "cuda" if correct else "cpu"
+    example = torch.ones(2, device=place)
+    traced = torch.jit.trace(lambda x: x + torch.arange(2, device=x.device), example)
+    traced(rand(2))
+
+
+# ---- several GPUs --------------------------------------------------------------------------------
+
+
+@case(
+    PARALLEL,
+    "distributed/c10d/ProcessGroupNCCL.cpp",
+    "ProcessGroupNCCL::gather: Incorrect output list size 2.",
+)
+def gathered_into_a_list_that_is_too_long(correct: bool) -> None:
+    planted_bugs.begin_group()
+    dist.gather(rand(2), [torch.empty(2, device="cuda") for _ in range(1 if correct else 2)])
+
+
+@case(
+    PARALLEL,
+    "distributed/c10d/ProcessGroupNCCL.cpp",
+    "ProcessGroupNCCL::scatter: invalid tensor size at index 0 (expected (2), got (3))",
+)
+def scattered_from_parts_of_another_size(correct: bool) -> None:
+    planted_bugs.begin_group()
+    dist.scatter(torch.empty(2, device="cuda"), [rand(2 if correct else 3)])
+
+
+@case(
+    PARALLEL,
+    "distributed/c10d/ProcessGroupNCCL.cpp",
+    "NCCL does not support all_reduce with sparse tensors.",
+)
+def sparse_gradients_of_an_embedding(correct: bool) -> None:
+    planted_bugs.begin_group()
+    table = nn.Embedding(4, 2, sparse=not correct).cuda()
+    table(indices(1)).sum().backward()
+    dist.all_reduce(table.weight.grad)
+
+
+# ---- mixed precision, captures -------------------------------------------------------------------
+
+
+class Projection(torch.autograd.Function):
+    """A product whose backward gets a gradient in half precision where autocast made the result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> Any:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.t(), x.t() @ gradient
+
+
+class CastProjection(Projection):
+    """The same, as the notes on autocast say."""
+
+    forward = staticmethod(torch.amp.custom_fwd(Projection.forward, device_type="cuda"))
+    backward = staticmethod(torch.amp.custom_bwd(Projection.backward, device_type="cuda"))
+
+
+@case(
+    MIXED,
+    "docs/source/notes/amp_examples.rst",
+    "expected mat1 and mat2 to have the same dtype, but got: c10::Half != float",
+)
+def own_function_under_autocast(correct: bool) -> None:
+    x, weight = rand(2, 2, requires_grad=True), rand(2, 2, requires_grad=True)
+    with torch.autocast("cuda", dtype=torch.float16):
+        y = (CastProjection if correct else Projection).apply(x, weight)
+    y.sum().backward()
+
+
+@case(CAPTURES, "docs/source/notes/cuda.rst")
+def learning_rate_that_a_graph_keeps(correct: bool) -> None:
+    weight = torch.ones(2, device="cuda")
+    rate = torch.tensor(0.5, device="cuda") if correct else 0.5
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        weight.sub_(torch.ones(2, device="cuda") * rate)
+    rate *= 0
+    graph.replay()
+    assert weight.tolist() == [1, 1]
+
+
+@case(CAPTURES, "docs/source/notes/cuda.rst")
+def branch_that_a_graph_keeps(correct: bool) -> None:
+    x, doubles = torch.ones(1, device="cuda"), torch.ones(1, dtype=torch.bool, device="cuda")
+    doubling = True
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        if correct:
+            y = torch.where(doubles, x * 2, x)
+        else:
+            y = x * 2 if doubling else x
+    doubles.zero_()
+    doubling = False
+    graph.replay()
+    assert y.item() == 1
+
+
+@case(
+    CAPTURES,
+    "torch/cuda/graphs.py: make_graphed_callables",
+    "Modules must not have hooks registered at the time they are passed.",
+)
+def hooks_of_a_graphed_module(correct: bool) -> None:
+    layer = nn.Linear(2, 2).cuda()
+    if not correct:
+        layer.register_forward_hook(lambda *given: None)
+    torch.cuda.make_graphed_callables(layer, (rand(2, 2, requires_grad=True),))
+
+
+# ---- memory, assertions, capability --------------------------------------------------------------
+
+
+@case(MEMORY, "docs/source/notes/faq.rst", "CUDA out of memory.", memory="64MiB")
+def losses_with_their_graphs(correct: bool) -> None:
+    weight, total = torch.ones(1 << 20, device="cuda", requires_grad=True), 0.0
+    for _ in range(20):
+        loss = weight.exp().sum()
+        total += loss.item() if correct else loss
+
+
+@case(MEMORY, "docs/source/notes/faq.rst", "CUDA out of memory.", memory="64MiB")
+def another_attempt_in_the_handler(correct: bool) -> None:
+    def attempt(size: int) -> Any:
+        first = torch.empty(size << 20, dtype=torch.uint8, device="cuda")
+        return first, torch.empty_like(first)
+
+    failed = False
+    try:
+        attempt(40)
+    except torch.cuda.OutOfMemoryError:
+        failed = True
+        if not correct:
+            attempt(20)  # the error holds the frame, and what it has allocated
+    if failed:
+        attempt(20)
+
+
+@case(MEMORY, "docs/source/notes/autograd.rst", "CUDA out of memory.", memory="64MiB")
+def evaluation_that_keeps_what_backward_needs(correct: bool) -> None:
+    x = torch.ones(1 << 20, device="cuda", requires_grad=True)
+    with torch.set_grad_enabled(not correct):
+        for _ in range(20):
+            x = x.exp()
+
+
+@case(ASSERTIONS, "Onehot.cpp: one_hot", ASSERTED)
+def class_beyond_the_columns(correct: bool) -> None:
+    F.one_hot(indices(0, 3), 4 if correct else 3)
+
+
+@case(ASSERTIONS, "c10/cuda/CUDAException.cpp", ASSERTED)
+def batch_that_is_skipped_after_an_assertion(correct: bool) -> None:
+    table = rand(4, 2)
+    for token in (1, 3 if correct else 9, 2):
+        with contextlib.suppress(IndexError, RuntimeError):
+            F.embedding(indices(token), table)
+    table.sum().item()
+
+
+@case(SHAPES, "cuda/ScaledBlas.cpp", "torch._scaled_mm is only supported on CUDA", profile="a100")
+def float8_products_of_ampere(correct: bool) -> None:
+    if correct:
+        rand(16, 16).bfloat16() @ rand(16, 16).bfloat16()
+    else:
+        scaled(16, 16, 16, E4, E4)
+
+
+@case(COMPILED, "torch/cuda/__init__.py: is_bf16_supported", profile="t4")
+def bfloat16_that_is_emulated(correct: bool) -> None:
+    assert torch.cuda.is_bf16_supported(including_emulation=correct)
