@@ -86,8 +86,14 @@ def _host_copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor itself, or a copy of another one with its strides."""
     if tensor.is_cpu:
         return tensor
-    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-    return copy.copy_(tensor)
+    # Of elements that an expanded tensor repeats one is copied, as torch writes to no repeated one.
+    strides = tensor.stride()
+    once = [
+        size if stride else min(size, 1) for size, stride in zip(tensor.shape, strides, strict=True)
+    ]
+    copy = torch.empty_strided(once, strides, dtype=tensor.dtype, device="cpu")
+    copy.copy_(tensor.as_strided(once, strides))
+    return copy.expand(tensor.shape)
 
 
 _IN_PLACE = frozenset(
