@@ -10,28 +10,9 @@ from typing import NamedTuple, NoReturn
 
 import torch
 
+from torchdevice.kernel.devices.scalar_types import scalar_type
 from torchdevice.packages.kernel_refusals import expect, is_on_gpu, require
 from torchdevice.packages.registry import on_simulated_gpu, unseen
-
-_SCALARS = {
-    torch.uint8: "Byte",
-    torch.int8: "Char",
-    torch.int16: "Short",
-    torch.int32: "Int",
-    torch.int64: "Long",
-    torch.float16: "Half",
-    torch.float32: "Float",
-    torch.float64: "Double",
-    torch.complex64: "ComplexFloat",
-    torch.complex128: "ComplexDouble",
-    torch.bool: "Bool",
-    torch.bfloat16: "BFloat16",
-}
-"""Dtype -> its name in C++."""
-
-
-def _scalar(dtype: torch.dtype) -> str:
-    return _SCALARS.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def reads_as(dtype: torch.dtype, tensors: Sequence[torch.Tensor]) -> None:
@@ -39,14 +20,14 @@ def reads_as(dtype: torch.dtype, tensors: Sequence[torch.Tensor]) -> None:
     for each in tensors:
         require(
             each.dtype == dtype,
-            f"expected scalar type {_scalar(dtype)} but found {_scalar(each.dtype)}",
+            f"expected scalar type {scalar_type(dtype)} but found {scalar_type(each.dtype)}",
         )
 
 
 def dispatches(kernel: str, dtype: torch.dtype, taken: Sequence[torch.dtype]) -> None:
     """Check what ``AT_DISPATCH_`` does."""
     if dtype not in taken:
-        raise NotImplementedError(f"\"{kernel}\" not implemented for '{_scalar(dtype)}'")
+        raise NotImplementedError(f"\"{kernel}\" not implemented for '{scalar_type(dtype)}'")
 
 
 # ---- apex ----------------------------------------------------------------------------------------
@@ -123,7 +104,7 @@ def _check_dtypes_of_norm(
     parameters: Sequence[torch.Tensor | None],
 ) -> None:
     """Check the dtypes of a normalization, whose result has that of ``like`` or of x."""
-    require(x.dtype in _OF_NORMS, f"\"{kernel}\" not implemented for '{_scalar(x.dtype)}'")
+    require(x.dtype in _OF_NORMS, f"\"{kernel}\" not implemented for '{scalar_type(x.dtype)}'")
     # For an input in half precision there is no kernel whose result has another dtype.
     is_half = x.dtype.itemsize == 2
     result = x if like is None or is_half else like
@@ -194,7 +175,7 @@ def check_lists(
     require(len(lists) == depth, "tensor_lists.size() != depth")
     require(len(lists[0]) > 0, "tensor_lists[0].size() is not > 0")
     for dtype in (given[0].dtype for given in lists if given):
-        require(dtype in taken, f"\"{kernel}\" not implemented for '{_scalar(dtype)}'")
+        require(dtype in taken, f"\"{kernel}\" not implemented for '{scalar_type(dtype)}'")
     for given in lists:
         require(len(given) == len(lists[0]), "Size mismatch among tensor lists")
         for each, first in zip(given, lists[0], strict=True):

@@ -17,7 +17,8 @@ from torch import nn
 from torch.testing._internal.common_methods_invocations import op_db
 
 import torchdevice
-from torchdevice.simulation.refusals import device_refusals, refusal_rules
+from torchdevice.kernel.devices.scalar_types import scalar_type
+from torchdevice.simulation.refusals import device_refusals
 from torchdevice.simulation.refusals.device_refusals import GAPS
 
 
@@ -49,7 +50,7 @@ PRODUCTS: list[Callable[[torch.Tensor], Any]] = [
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
 def test_products_of_integers(cuda: torchdevice.Scope, dtype: torch.dtype) -> None:
     x = ones(2, 2, dtype=dtype)
-    name = refusal_rules.scalar_type(dtype)
+    name = scalar_type(dtype)
     for product in PRODUCTS:
         with pytest.raises(
             NotImplementedError, match=rf'^"(addmm|baddbmm)_cuda" not implemented for \'{name}\'$'

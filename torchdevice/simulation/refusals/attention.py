@@ -15,6 +15,7 @@ import torch
 from torch.backends.cuda import SDPAParams
 from torch.nn.attention import SDPBackend
 
+from torchdevice.kernel.devices.scalar_types import scalar_type
 from torchdevice.simulation import policy
 from torchdevice.simulation.refusals.cuda_errors import INVALID_VALUE, cuda_error
 
@@ -189,7 +190,7 @@ getBlocksGrid).
 
 _HALVES = (torch.float16, torch.bfloat16)
 
-_NAMES = {torch.float16: "Half", torch.float32: "Float", torch.bfloat16: "BFloat16"}
+_MEM_EFFICIENT = (torch.float16, torch.float32, torch.bfloat16)
 
 _TYPES = {
     torch.float16: "c10::Half",
@@ -231,7 +232,7 @@ class _Facts:
     def lacks_dtypes(self, *allowed: torch.dtype) -> bool:
         older = self.gpu < (8, 0)
         taken = [each for each in allowed if not (older and each is torch.bfloat16)]
-        self.allowed = ", ".join(_NAMES[each] for each in taken)
+        self.allowed = ", ".join(scalar_type(each) for each in taken)
         return len(set(self.dtypes)) > 1 or self.dtypes[0] not in taken
 
     def has_gaps(self, singles: bool) -> bool:
@@ -282,7 +283,7 @@ _CHECKS: dict[str, Callable[[_Facts], Any]] = {
     "strides": lambda call: call.has_gaps(singles=True),
     "mem_efficient_strides": lambda call: call.has_gaps(singles=False),
     "dtypes": lambda call: call.lacks_dtypes(*_HALVES),
-    "mem_efficient_dtypes": lambda call: call.lacks_dtypes(*_NAMES),
+    "mem_efficient_dtypes": lambda call: call.lacks_dtypes(*_MEM_EFFICIENT),
     "mem_efficient_gpu": lambda call: not (5, 0) <= call.gpu <= (12, 1),
     "flash_gpu": lambda call: not (8, 0) <= call.gpu <= (12, 1),
     "cudnn_gpu": lambda call: not (8, 0) <= call.gpu <= (12, 1),

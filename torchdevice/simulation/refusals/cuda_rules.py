@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from torchdevice.kernel.devices.device_strings import tensor_type
+from torchdevice.kernel.devices.scalar_types import scalar_type
 from torchdevice.kernel.stand_ins import tensors
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of
 from torchdevice.simulation.kernels.recurrent_networks import is_on_cudnn
-from torchdevice.simulation.refusals.refusal_rules import Rule, by_operator, scalar_type
+from torchdevice.simulation.refusals.refusal_rules import Rule, by_operator
 
 _INT_MAX = 2**31 - 1
 

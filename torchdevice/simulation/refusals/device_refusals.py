@@ -23,13 +23,14 @@ from typing import Any
 
 import torch
 
+from torchdevice.kernel.devices.scalar_types import scalar_type
 from torchdevice.kernel.python import data_files
 from torchdevice.kernel.stand_ins import given_to, tensors
 from torchdevice.simulation import policy
 from torchdevice.simulation.kernels.cpu_kernels import dtype_of, host_alias
 from torchdevice.simulation.profiles import is_cpu_only, missing_on_cuda
 from torchdevice.simulation.refusals import cuda_rules
-from torchdevice.simulation.refusals.refusal_rules import Rule, by_operator, name_of, scalar_type
+from torchdevice.simulation.refusals.refusal_rules import Rule, by_operator, name_of
 
 _NONDETERMINISTIC_KERNELS = {
     "_adaptive_avg_pool2d_backward": "adaptive_avg_pool2d_backward_cuda",

@@ -44,17 +44,6 @@ class Rule(NamedTuple):
     only: frozenset[torch.dtype] | None = None
 
 
-@functools.cache
-def scalar_type(dtype: torch.dtype) -> str:
-    """Return a dtype in the spelling of torch's errors and legacy types (c10/core/ScalarType.h)."""
-    return (
-        torch.empty(0, dtype=dtype, device="cpu")
-        .type()
-        .removeprefix("torch.")
-        .removesuffix("Tensor")
-    )
-
-
 def name_of(op: Any) -> str:
     """Return an operator's name without overload and without an in-place underscore."""
     name = op._schema.name.removeprefix("aten::")
