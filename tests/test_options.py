@@ -16,6 +16,7 @@ from processes import run_command, run_python
 
 import torchdevice
 from torchdevice.check import Target
+from torchdevice.scope import activation
 from torchdevice.scope import collected_options as record
 from torchdevice.scope.collected_options import Options
 
@@ -180,6 +181,19 @@ def test_what_children_are_told_is_what_they_read(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(name, value or "")
     assert OTHER_VALUES.keys() == record.declarations().keys()
     assert record.chosen({}) == options
+
+
+def test_variables_are_read_once_for_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    from_environment = record.from_environment
+    monkeypatch.setattr(
+        record, "from_environment", lambda *args: read.append(1) or from_environment(*args)
+    )
+    monkeypatch.setenv("TORCHDEVICE_TARGET", "simulated:t4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    options = activation.chosen_in_rank({})
+    assert (options.target, options.devices) == ("simulated:t4", 2)
+    assert len(read) == 1
 
 
 def test_the_command_takes_every_option() -> None:

@@ -155,7 +155,9 @@ def enable(
     before = enabled_by_program()
     # Without the variables that the scopes in force have set for child processes.
     variables = ChainMap(*(entry.environment for entry in before), os.environ)  # type: ignore[arg-type]
-    chosen = _options.chosen({"target": target, **options}, variables)
+    chosen = _options.chosen(
+        {"target": target, **options}, variables=_options.from_environment(variables)
+    )
     if before and before[-1] is state.entries[-1]:
         scope: Scope = before[-1].owner
         if scope.options == chosen and bool(before[-1].environment) is propagate:
@@ -170,16 +172,17 @@ def enabled_by_program() -> list[Entry]:
     return [entry for entry in state.entries if entry.enabled_by == "program"]
 
 
-def chosen_in_rank(given: Mapping[str, Any]) -> Options:
+def chosen_in_rank(given: Mapping[str, Any], variables: Mapping[str, Any] | None = None) -> Options:
     """Return the options of a program that is not edited, and may be one of several ranks.
 
     Args:
-        given: As for :func:`torchdevice.scope.collected_options.chosen`.
+        given, variables: As for :func:`torchdevice.scope.collected_options.chosen`.
     """
+    variables = _options.from_environment() if variables is None else variables
     said = {name: value for name, value in given.items() if value is not None}
-    asked = {**_options.from_environment(), **said}
+    asked = {**variables, **said}
     ranks = target_selection.devices_of_ranks(asked.get("target"), asked.get("written_for"))
-    return _options.chosen(given, **ranks)
+    return _options.chosen(given, variables, **ranks)
 
 
 def enable_chosen(

@@ -67,13 +67,13 @@ _OLD_NAMES = {"count": "devices", "profile": "target"}
 
 
 def chosen(
-    given: Mapping[str, Any], /, variables: Mapping[str, str | None] = os.environ, **defaults: Any
+    given: Mapping[str, Any], /, variables: Mapping[str, Any] | None = None, **defaults: Any
 ) -> Options:
     """Return the options of a call.
 
     Args:
         given: The options of the call. The value None leaves an option out.
-        variables: Where the options' variables are read.
+        variables: The options that variables give; None to read the variables of this process.
         **defaults: Defaults that replace those of the record.
 
     Raises:
@@ -87,7 +87,7 @@ def chosen(
             f"{unknown[0]!r} is not an option.{hint} Use one of {', '.join(declarations())}."
         )
     said = {name: value for name, value in given.items() if value is not None}
-    others = {**defaults, **from_environment(variables)}
+    others = {**defaults, **(from_environment() if variables is None else variables)}
     target = said.get("target", others.get("target"))
     implied = Options.implied_by(target)
     for name, value in implied.items():

@@ -36,7 +36,8 @@ def _enable() -> None:
     if activation.current() is not None:
         return
     _load_backends()
-    chosen = activation.chosen_in_rank(options.from_environment())
+    # As if a call gave them: an option that contradicts the target is an error.
+    chosen = activation.chosen_in_rank(options.from_environment(), variables={})
     activation.take_part(activation.enable_chosen(chosen, propagate=False, enabled_by="variable"))
 
 
