@@ -156,6 +156,7 @@ def found(paths: Iterable[str]) -> Files:
 
 
 def _in_folder(path: str, roots: Sequence[str], outside: list[str]) -> Iterator[str]:
+    """Yield the sources in a folder. Links that lead out of all roots are put into ``outside``."""
     seen: set[str] = set()
     for folder, inner, files in os.walk(path, followlinks=True):
         real = os.path.realpath(folder)
@@ -169,12 +170,17 @@ def _in_folder(path: str, roots: Sequence[str], outside: list[str]) -> Iterator[
             leaving = [name for name in names if _leads_out(os.path.join(folder, name), roots)]
             outside += [os.path.join(folder, name) for name in leaving]
             names[:] = [name for name in names if name not in leaving]
-        inner[:] = [
-            name for name in inner if not os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
-        ]
-        sources = (os.path.join(folder, name) for name in files)
-        # Pipes and devices are no sources. A link that leads nowhere is reported as unreadable.
-        yield from (each for each in sources if os.path.isfile(each) or os.path.islink(each))
+        inner[:] = [name for name in inner if not _is_environment(os.path.join(folder, name))]
+        yield from filter(_is_source, (os.path.join(folder, name) for name in files))
+
+
+def _is_environment(folder: str) -> bool:
+    return os.path.exists(os.path.join(folder, "pyvenv.cfg"))
+
+
+def _is_source(path: str) -> bool:
+    """Return whether a path is no pipe or device. A link that leads nowhere is unreadable later."""
+    return os.path.isfile(path) or os.path.islink(path)
 
 
 def _leads_out(path: str, roots: Sequence[str]) -> bool:

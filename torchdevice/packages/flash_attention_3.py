@@ -333,13 +333,9 @@ def flash_attn_with_kvcache(
         cache = Cache(k_cache, v_cache, cache_batch_idx, page_table)
         lengths = lengths_of(cache_seqlens, len(rows), cache.most())
         turn = None if rotary_cos is None else Turn(rotary_cos, rotary_sin, rotary_interleaved)
-        new = None
-        if k is not None and v is not None:
-            parts = (_sequences(each, cu_seqlens_k_new, "cu_seqlens_k_new") for each in (k, v))
-            new = list(zip(*parts, strict=True))
         found = attended_to_cache(
             rows,
-            new,
+            _new_pairs(k, v, cu_seqlens_k_new),
             cache,
             lengths,
             rule,
@@ -348,14 +344,32 @@ def flash_attn_with_kvcache(
             turned_from=None if rotary_seqlens is None else rotary_seqlens.tolist(),
             lse=return_softmax_lse,
         )
-        # Rows in one tensor one after the other, and otherwise in a batch.
-        joined = [each.out if cu_seqlens_q is None else each.out[0] for each in found]
-        if not return_softmax_lse:
-            return torch.cat(joined)
-        sums = [_logarithms(each) for each in found]
-        return torch.cat(joined), torch.cat(sums) if cu_seqlens_q is None else torch.cat(
-            [each[0] for each in sums], 1
-        )
+        return _joined(found, in_batch=cu_seqlens_q is None, lse=return_softmax_lse)
+
+
+def _new_pairs(
+    k: torch.Tensor | None, v: torch.Tensor | None, bounds: torch.Tensor | None
+) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+    """Return each sequence's new keys and values; None without any."""
+    if k is None or v is None:
+        return None
+    keys, values = (_sequences(each, bounds, "cu_seqlens_k_new") for each in (k, v))
+    return list(zip(keys, values, strict=True))
+
+
+def _joined(found: list[Attended], *, in_batch: bool, lse: bool) -> Any:
+    """Return the attention of all sequences, in a batch or one after the other.
+
+    Args:
+        found: The attention of each sequence.
+        in_batch: Whether the sequences are a batch.
+        lse: Whether to return the logarithms of sums too.
+    """
+    if in_batch:
+        out = torch.cat([each.out for each in found])
+        return (out, torch.cat([_logarithms(each) for each in found])) if lse else out
+    out = torch.cat([each.out[0] for each in found])
+    return (out, torch.cat([_logarithms(each)[0] for each in found], 1)) if lse else out
 
 
 def _sequences(given: torch.Tensor, bounds: torch.Tensor | None, name: str) -> list[torch.Tensor]:

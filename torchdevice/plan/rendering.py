@@ -123,37 +123,35 @@ def _verdicts(plan: Mapping[str, Any]) -> Iterator[str]:
 
 def tables(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
     """Yield the tables of a plan, each with its heading, as rows of texts."""
-    devices = plan["devices"]
-    has_memory = uses_gpus(plan)
-    assumed = [(each["value"], each["operator"], _place(each)) for each in plan["assumed"]]
-    if devices:
-        sizes = [
-            (name, *(written(each[name]) for each in devices))
-            for name in (*KINDS, "workspaces", "fragments", "peak")
-        ]
-        named = ("", *(each["device"] for each in devices))
-        yield (
-            "",
-            [(first, *(f"{cell:>11}" for cell in cells), "") for first, *cells in (named, *sizes)],
-        )
-        places = [
-            (f"peak of {each['device']} at", _place(each)) for each in devices if each["lines"]
-        ]
-        if places:
-            yield "", places
+    if plan["devices"]:
+        yield from _devices(plan["devices"])
         yield from _ranks(plan)
     others = [(each["name"], _sizes(each)) for each in plan["other processes"]]
     if others:
         yield "other processes", others
+    has_memory = uses_gpus(plan)
     if has_memory:
         yield from _gpus(plan)
+    assumed = [(each["value"], each["operator"], _place(each)) for each in plan["assumed"]]
     if assumed:
         yield "assumed of values", assumed
     if has_memory:
-        yield (
-            "holds for",
-            [(", ".join(f"{name} {version}" for name, version in plan["versions"].items()),)],
-        )
+        versions = ", ".join(f"{name} {version}" for name, version in plan["versions"].items())
+        yield "holds for", [(versions,)]
+
+
+_SIZES = (*KINDS, "workspaces", "fragments", "peak")
+
+
+def _devices(devices: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Rows]]:
+    """Yield a table of the memory by kind, a column a device, and the lines of the peaks."""
+    head = ("", *(each["device"] for each in devices))
+    sizes = [(kind, *(written(each[kind]) for each in devices)) for kind in _SIZES]
+    aligned = [(first, *(f"{cell:>11}" for cell in cells), "") for first, *cells in (head, *sizes)]
+    yield "", aligned
+    places = [(f"peak of {each['device']} at", _place(each)) for each in devices if each["lines"]]
+    if places:
+        yield "", places
 
 
 def _sizes(process: Mapping[str, Any]) -> str:
@@ -167,13 +165,11 @@ def _sizes(process: Mapping[str, Any]) -> str:
 def _ranks(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
     """Yield what each rank needs, where several were planned, and what this one sends to others."""
     if "ranks" in plan:
-        yield (
-            "ranks",
-            [
-                (f"rank {each['rank']}", f"{written(each['needs']):>11}", each["ended"])
-                for each in plan["ranks"]
-            ],
-        )
+        needs = [
+            (f"rank {each['rank']}", f"{written(each['needs']):>11}", each["ended"])
+            for each in plan["ranks"]
+        ]
+        yield "ranks", needs
     traffic = plan["traffic"]
     if traffic is not None and traffic["collectives"]:
         rows = [
@@ -207,20 +203,13 @@ def _gpus(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
         ]
         larger = [("", "", "", f"and {len(fit) - SHOWN} larger ones")] if len(fit) > SHOWN else []
         yield "fits", [*rows, *larger]
-    rest = [each["model"] for each in plan["fits"] if each["fits"] == fitting.NO]
-    if rest:
-        yield "too small", [(", ".join(rest),)]
+    too_small = [each["model"] for each in plan["fits"] if each["fits"] == fitting.NO]
+    if too_small:
+        yield "too small", [(", ".join(too_small),)]
     mac = fitting.smallest(plan["macs"])
     if mac is not None:
-        yield (
-            "Macs",
-            [
-                (
-                    f"from {mac['unified memory']} of unified memory on, estimated from the plan "
-                    "for CUDA",
-                )
-            ],
-        )
+        least = mac["unified memory"]
+        yield "Macs", [(f"from {least} of unified memory on, estimated from the plan for CUDA",)]
 
 
 def _left(gpu: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,30 +108,23 @@ class NativeDevice(Device):
 
     @changing
     def _hand_over(self) -> bool:
-        blocks, statistics = self._blocks, self._blocks.statistics
+        blocks, segments = self._blocks, self._blocks.segments
         # A copy is made at once. A list of the items may collect garbage on the way, and other
         # threads release memory.
         numbers = {block: number for number, (block, _) in blocks.held.copy().items()}
-        rows, used = [], 0
-        for _, head in sorted(blocks.segments.heads.items()):
-            parts = [
-                (each.address, each.size, each.requested, numbers.get(each, 0))
-                for each in chain_of(head)
-            ]
-            rows.append((head.pool.stream, head.pool.is_small, parts))
-            used += sum(each.state != FREE for each in chain_of(head))
-        busy = blocks.pending or blocks.late or blocks.freed or self.observers
-        # Storages of Python have blocks too.
-        if busy or used > len(numbers) or any(each.uses for each in numbers):
+        heads = [head for _, head in sorted(segments.heads.items())]
+        if self._has_work(numbers) or not self._is_usual(heads):
             return False
-        usual = (
-            all(head.pool.is_usual for head in blocks.segments.heads.values())
-            and not blocks.pools.routes
-        )
-        if not usual or blocks.settings != DEFAULT:
+        used = sum(each.state != FREE for head in heads for each in chain_of(head))
+        if used > len(numbers):  # storages of Python have blocks too
             return False
-        figures = tuple([getattr(of, name) for name in _FIGURES] for of in statistics.counting)
-        obtained, segments = statistics.numbers["num_device_alloc"], blocks.segments
+        rows = [
+            (head.pool.stream, head.pool.is_small, _listed(chain_of(head), numbers))
+            for head in heads
+        ]
+        counting = blocks.statistics.counting
+        figures = tuple([getattr(of, name) for name in _FIGURES] for of in counting)
+        obtained = blocks.statistics.numbers["num_device_alloc"]
         led: bool = self.ledger.lead(
             vars(self), (segments.first, segments.end, obtained, figures, rows)
         )
@@ -139,6 +132,18 @@ class NativeDevice(Device):
             self.ledger.give_kept(self.kept)
             self.kept.clear()
         return led
+
+    def _has_work(self, held: Iterable[Block]) -> bool:
+        """Return whether blocks wait for a stream or a release, or somebody watches them."""
+        blocks = self._blocks
+        waiting = blocks.pending or blocks.late or blocks.freed
+        return bool(waiting or self.observers) or any(each.uses for each in held)
+
+    def _is_usual(self, heads: Iterable[Block]) -> bool:
+        """Return whether the allocator has its default settings, and no private pools."""
+        blocks = self._blocks
+        are_default = not blocks.pools.routes and blocks.settings == DEFAULT
+        return are_default and all(head.pool.is_usual for head in heads)
 
     def hold(self, block: Block, number: int, memory: Any) -> None:
         """Note that C++ memory, with values of a CPU tensor, has this block in Python."""
@@ -172,6 +177,13 @@ class NativeDevice(Device):
 
     def figures(self) -> Memory:
         return Memory(*self.ledger.memory()) if self.ledger.leads else super().figures()
+
+
+def _listed(
+    chain: Iterable[Block], numbers: Mapping[Block, int]
+) -> list[tuple[int, int, int, int]]:
+    """Return the blocks of a segment as the ledger takes them; 0 is the number of a free one."""
+    return [(each.address, each.size, each.requested, numbers.get(each, 0)) for each in chain]
 
 
 _COPIES = ("aten::copy_", "aten::_to_copy")
