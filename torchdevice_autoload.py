@@ -30,8 +30,8 @@ def activate() -> None:
             reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
             print(
                 f"torchdevice: the package cannot be imported: {reason}. torch is imported without "
-                "a scope. Install "
-                "torchdevice-portable again, or remove it with pip uninstall torchdevice-portable.",
+                "a scope. Install torchdevice-portable again, or remove it with pip uninstall "
+                "torchdevice-portable.",
                 file=sys.stderr,
             )
     else:

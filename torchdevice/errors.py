@@ -74,8 +74,8 @@ class UnknownTargetError(TorchDeviceError, ValueError):
             others = ""
         super().__init__(
             f"{target!r} is not a target.{question} Use one of "
-            f"{', '.join(map(repr, known[:_LISTED]))}{others}, or "
-            f"leave it out for the best device here.{registered}"
+            f"{', '.join(map(repr, known[:_LISTED]))}{others}, or leave it out for the best device "
+            f"here.{registered}"
         )
 
 
@@ -139,9 +139,9 @@ class SecondCopyError(TorchDeviceError, RuntimeError):
     """The package was imported twice in this process, as two sets of modules."""
 
     _text = (
-        "torchdevice was imported twice in this process, and only the first of the two copies "
-        "can change torch. Use the first one, and leave its modules in sys.modules, or start a "
-        "new process."
+        "torchdevice was imported twice in this process, and only the first of the two copies can "
+        "change torch. Use the first one, and leave its modules in sys.modules, or start a new "
+        "process."
     )
 
 
@@ -154,8 +154,8 @@ class FidelityError(TorchDeviceError, RuntimeError):
     """
 
     _text = (
-        "{requested} would not be exact here ({done}), and the scope is strict. Leave strict "
-        "out to accept the difference, or change the call."
+        "{requested} would not be exact here ({done}), and the scope is strict. Leave strict out "
+        "to accept the difference, or change the call."
     )
 
     requested: str
@@ -177,8 +177,8 @@ class NotSupportedError(TorchDeviceError, NotImplementedError, RuntimeError):
 
 
 _ONLY_ON_AN_ACCELERATOR = (
-    "It has code for an accelerator's own compiler, which runs on that accelerator only. Use "
-    "the fallback in plain PyTorch or C++ of the library that builds it, or build it without "
+    "It has code for an accelerator's own compiler, which runs on that accelerator only. Use the "
+    "fallback in plain PyTorch or C++ of the library that builds it, or build it without "
     "torchdevice."
 )
 """The remedy of :class:`ExtensionRefusedError`."""
@@ -337,9 +337,9 @@ class NoValueError(TorchDeviceError, RuntimeError):
     """
 
     _text = (
-        "{operator!r} needs the values of a tensor, and there are none with compute='meta'. "
-        "Leave the call out where only shapes and memory are asked for, as with .item(), "
-        ".cpu(), nonzero() and 'if tensor:', or leave out compute."
+        "{operator!r} needs the values of a tensor, and there are none with compute='meta'. Leave "
+        "the call out where only shapes and memory are asked for, as with .item(), .cpu(), "
+        "nonzero() and 'if tensor:', or leave out compute."
     )
 
     operator: str
@@ -374,9 +374,9 @@ class BackendTakenError(TorchDeviceError, RuntimeError):
     """
 
     _text = (
-        "torch has room for one out-of-tree backend in a process, and {name!r} is registered. "
-        "Run the program on that backend with target={name!r}, or simulate in a process that "
-        "does not import it."
+        "torch has room for one out-of-tree backend in a process, and {name!r} is registered. Run "
+        "the program on that backend with target={name!r}, or simulate in a process that does not "
+        "import it."
     )
 
     name: str

@@ -78,8 +78,8 @@ _ROWS: Mapping[str, Sequence[Row]] = {
         Row(
             (
                 "BFloat16Storage ByteStorage CharStorage FloatStorage HalfStorage IntStorage "
-                "LongStorage "
-                "ShortStorage BoolStorage DoubleStorage ComplexDoubleStorage ComplexFloatStorage"
+                "LongStorage ShortStorage BoolStorage DoubleStorage ComplexDoubleStorage "
+                "ComplexFloatStorage"
             ),
             "Make a typed storage on the target.",
         ),
@@ -98,8 +98,7 @@ _ROWS: Mapping[str, Sequence[Row]] = {
             "device_of",
             (
                 "torch's own. It selects a device only where the target's tensors report "
-                "`is_cuda`: under "
-                "`identity='program'`."
+                "`is_cuda`: under `identity='program'`."
             ),
             Fidelity.INERT,
         ),
@@ -109,8 +108,7 @@ _ROWS: Mapping[str, Sequence[Row]] = {
             "get_device_properties",
             (
                 "Return the target's name, memory and number of processors, constants of compute "
-                "capability "
-                "8.0 for the other fields, and the fields of `properties=`."
+                "capability 8.0 for the other fields, and the fields of `properties=`."
             ),
             Fidelity.DECLARED,
         ),
@@ -186,8 +184,8 @@ _ROWS: Mapping[str, Sequence[Row]] = {
         Row(
             (
                 "memory_allocated max_memory_allocated memory_reserved max_memory_reserved "
-                "memory_cached "
-                "max_memory_cached memory_stats memory_stats_as_nested_dict memory_summary"
+                "memory_cached max_memory_cached memory_stats memory_stats_as_nested_dict "
+                "memory_summary"
             ),
             "Return the figures of the target's allocator.",
             on="_cuda_memoryStats",
@@ -334,8 +332,7 @@ _ROWS: Mapping[str, Sequence[Row]] = {
             (
                 "enable tuning_enable record_untuned_enable wildcard_fallback_enable "
                 "set_max_tuning_duration set_max_tuning_iterations "
-                "set_cublaslt_requested_algo_count "
-                "set_rotating_buffer_size tune_gemm_in_file"
+                "set_cublaslt_requested_algo_count set_rotating_buffer_size tune_gemm_in_file"
             ),
             "Store or ignore the setting: TunableOp tunes products of GPU matrices.",
             Fidelity.INERT,
@@ -343,10 +340,8 @@ _ROWS: Mapping[str, Sequence[Row]] = {
         Row(
             (
                 "is_enabled tuning_is_enabled record_untuned_is_enabled "
-                "wildcard_fallback_is_enabled "
-                "get_max_tuning_duration get_max_tuning_iterations "
-                "get_cublaslt_requested_algo_count "
-                "get_rotating_buffer_size"
+                "wildcard_fallback_is_enabled get_max_tuning_duration get_max_tuning_iterations "
+                "get_cublaslt_requested_algo_count get_rotating_buffer_size"
             ),
             "Return the setting that was stored, or CUDA's default.",
             Fidelity.DECLARED,
@@ -486,8 +481,7 @@ _ROWS: Mapping[str, Sequence[Row]] = {
             "get_device_properties get_device_capability",
             (
                 "Return the target's name, memory, number of processors and whether it holds "
-                "float64, "
-                "constants for the other fields, and the fields of `properties=`."
+                "float64, constants for the other fields, and the fields of `properties=`."
             ),
             Fidelity.DECLARED,
         ),
@@ -512,18 +506,14 @@ _ROWS: Mapping[str, Sequence[Row]] = {
             (
                 "can_device_access_peer change_current_allocator current_device current_stream "
                 "default_generators device device_count device_memory_used device_of empty_cache "
-                "Event "
-                "get_device_name get_per_process_memory_fraction get_rng_state get_rng_state_all "
-                "init "
-                "initial_seed is_current_stream_capturing is_initialized list_gpu_processes "
-                "manual_seed "
-                "manual_seed_all max_memory_allocated max_memory_reserved mem_get_info "
-                "memory_allocated "
-                "memory_reserved memory_snapshot memory_stats memory_stats_as_nested_dict MemPool "
-                "reset_accumulated_memory_stats reset_peak_memory_stats seed seed_all set_device "
-                "set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream Stream "
-                "stream "
-                "StreamContext synchronize use_mem_pool utilization"
+                "Event get_device_name get_per_process_memory_fraction get_rng_state "
+                "get_rng_state_all init initial_seed is_current_stream_capturing is_initialized "
+                "list_gpu_processes manual_seed manual_seed_all max_memory_allocated "
+                "max_memory_reserved mem_get_info memory_allocated memory_reserved memory_snapshot "
+                "memory_stats memory_stats_as_nested_dict MemPool reset_accumulated_memory_stats "
+                "reset_peak_memory_stats seed seed_all set_device set_per_process_memory_fraction "
+                "set_rng_state set_rng_state_all set_stream Stream stream StreamContext "
+                "synchronize use_mem_pool utilization"
             ),
             as_in="torch.cuda",
         ),
@@ -540,8 +530,7 @@ _UNTOUCHED: Mapping[str, str] = {
     "torch.cuda.graphs": (
         "register_graph_capture_end_hook register_graph_capture_start_hook "
         "register_graph_destroy_hook register_graph_instantiate_hook "
-        "register_graph_replay_end_hook "
-        "register_graph_replay_start_hook"
+        "register_graph_replay_end_hook register_graph_replay_start_hook"
     ),
 }
 """Module -> its public names that use no device."""

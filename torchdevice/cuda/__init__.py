@@ -39,8 +39,7 @@ def _missing(name: str) -> NoReturn:
     # Not an AttributeError, whose text `from torchdevice import portable` would drop.
     raise ImportError(
         f"torchdevice.{name} is not there: the projects torchdevice and torchdevice-portable are "
-        "both installed, "
-        f"and their packages have one name. To use torchdevice-portable: {REMEDY}."
+        f"both installed, and their packages have one name. To use torchdevice-portable: {REMEDY}."
     )
 
 

@@ -9,8 +9,7 @@ from torchdevice.kernel.devices.supplied import SuppliedDevice
 
 _FORKED = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must "
-    "use "
-    "the 'spawn' start method"
+    "use the 'spawn' start method"
 )
 
 

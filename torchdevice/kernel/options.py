@@ -364,9 +364,8 @@ class Options:
         if self.identity == "program" and target.shares_host_memory:
             found["identity"] = (
                 "needs a target whose tensors can be told from CPU tensors, and those of "
-                f"{self.target or 'cpu'!r} "
-                "cannot. Use identity='target', or a simulated device such as "
-                "target='simulated:cuda'."
+                f"{self.target or 'cpu'!r} cannot. Use identity='target', or a simulated device "
+                "such as target='simulated:cuda'."
             )
         if self.devices is not None and target.names_count:
             found["devices"] = (

@@ -488,8 +488,8 @@ def check_modulated(
     (rows, columns), taps = weight.shape[2:], how.kernel
     require(
         (rows, columns) == taps,
-        "Input shape and kernel shape won't match: (%d x %d vs %d x %d)."
-        f"{rows}{taps[1]}{rows}{columns}",
+        "Input shape and kernel shape won't match: (%d x %d vs %d x "
+        f"%d).{rows}{taps[1]}{rows}{columns}",
     )
     planes = weight.shape[1] * how.groups
     require(

@@ -38,8 +38,8 @@ class StandInModule(ModuleType):
             return importlib.import_module(inner)
         raise AttributeError(
             f"torchdevice's stand-in for {self.__name__!r} has no {name!r}. docs/packages.md lists "
-            "what it has; "
-            f"with packages='absent' the program finds that the package is not installed."
+            "what it has; with packages='absent' the program finds that the package is not "
+            "installed."
         )
 
 

@@ -46,8 +46,8 @@ def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         )
     if not of_k[-2] or of_q[-2] % of_k[-2]:
         raise RuntimeError(
-            f"q has {of_q[-2]} heads and k has {of_k[-2]}. Use a number of heads of k and v "
-            "that divides q's."
+            f"q has {of_q[-2]} heads and k has {of_k[-2]}. Use a number of heads of k and v that "
+            "divides q's."
         )
     if not q.dtype == k.dtype == v.dtype:
         raise RuntimeError(

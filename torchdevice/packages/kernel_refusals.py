@@ -37,8 +37,7 @@ def expect(condition: str, holds: bool) -> None:
     if not holds:
         raise RuntimeError(
             f"Expected {condition} to be true, but got false.  (Could this error message be "
-            "improved?  If so, please "
-            f"report an enhancement request to PyTorch.)"
+            "improved?  If so, please report an enhancement request to PyTorch.)"
         )
 
 
@@ -99,8 +98,7 @@ def check_convolution(
         require(
             x.stride(2) % 8 == 0 and x.stride(0) % 8 == 0,
             "causal_conv1d with channel last layout requires strides (x.stride(0) and x.stride(2)) "
-            "to be multiples of "
-            "8",
+            "to be multiples of 8",
         )
     _check_width(weight)
     for name, is_asked in (
@@ -258,8 +256,7 @@ def check_step(
 
 _HINT = (
     "HINT: We don't support broadcasting, please use `expand` yourself before calling "
-    "`memory_efficient_attention` if "
-    "you need to"
+    "`memory_efficient_attention` if you need to"
 )
 
 

@@ -169,8 +169,7 @@ for _name in PACKAGES:
         continue
     _note = (
         f"{_name} needs CUDA. torchdevice stands in for a part of it, which docs/packages.md "
-        "lists, in a scope without "
-        f"packages='absent'."
+        "lists, in a scope without packages='absent'."
     )
     uncaught_errors.note_missing(_modules_of(_name), _note)
     if _name != "pynvml":  # which needs the driver's library and no kernels

@@ -295,15 +295,12 @@ def nvmlSystemGetNVMLVersion() -> str:
 
 _NOT_MEASURED = (
     "nvmlDeviceGetUtilizationRates nvmlDeviceGetTemperature nvmlDeviceGetPowerUsage "
-    "nvmlDeviceGetClockInfo "
-    "nvmlDeviceGetMaxClockInfo nvmlDeviceGetFanSpeed nvmlDeviceGetEnforcedPowerLimit "
-    "nvmlDeviceGetPowerManagementLimit "
+    "nvmlDeviceGetClockInfo nvmlDeviceGetMaxClockInfo nvmlDeviceGetFanSpeed "
+    "nvmlDeviceGetEnforcedPowerLimit nvmlDeviceGetPowerManagementLimit "
     "nvmlDeviceGetTotalEnergyConsumption nvmlDeviceGetComputeRunningProcesses "
-    "nvmlDeviceGetGraphicsRunningProcesses "
-    "nvmlDeviceGetPersistenceMode nvmlDeviceGetComputeMode nvmlDeviceGetMigMode "
-    "nvmlDeviceGetNvLinkState "
-    "nvmlDeviceGetPcieThroughput nvmlDeviceGetTopologyCommonAncestor nvmlDeviceGetEccMode "
-    "nvmlDeviceGetCpuAffinity "
+    "nvmlDeviceGetGraphicsRunningProcesses nvmlDeviceGetPersistenceMode nvmlDeviceGetComputeMode "
+    "nvmlDeviceGetMigMode nvmlDeviceGetNvLinkState nvmlDeviceGetPcieThroughput "
+    "nvmlDeviceGetTopologyCommonAncestor nvmlDeviceGetEccMode nvmlDeviceGetCpuAffinity "
     "nvmlDeviceGetEncoderUtilization nvmlDeviceGetDecoderUtilization nvmlDeviceGetPerformanceState"
 )
 

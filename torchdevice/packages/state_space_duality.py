@@ -139,9 +139,8 @@ def _check(
         shapes = ", ".join(str(tuple(each.shape)) for each in (x, dt, A, B, C))
         raise AssertionError(
             f"x, dt, A, B and C have the shapes {shapes}. Use (batch, length, heads, size), "
-            "(batch, length, heads), "
-            "(heads,) and twice (batch, length, groups, state), with a number of groups that "
-            "divides the heads."
+            "(batch, length, heads), (heads,) and twice (batch, length, groups, state), with a "
+            "number of groups that divides the heads."
         )
 
 

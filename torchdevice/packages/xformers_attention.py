@@ -565,9 +565,8 @@ def _of_sequences(
     if q.shape[0] != 1 or sum(mask.q_seqlen) != q.shape[1] or mask.span() > k.shape[1]:
         shapes = tuple(q.shape[:2]), tuple(k.shape[:2])
         raise ValueError(
-            f"a mask of sequences with {sum(mask.q_seqlen)} rows and {mask.span()} keys "
-            f"does not fit {shapes}. "
-            f"Join the sequences in a batch of 1."
+            f"a mask of sequences with {sum(mask.q_seqlen)} rows and {mask.span()} keys does not "
+            f"fit {shapes}. Join the sequences in a batch of 1."
         )
     found = []
     for rows, keys in mask.places():

@@ -465,9 +465,8 @@ _WITHOUT_LAUNCHER = (
 
 _WITHOUT_WEIGHTS = (
     "A plan needs no weights: use 'torchdevice plan --model NAME', or make the model of its "
-    "configuration "
-    "(AutoModel.from_config) under torch.device('cuda'); HF_HUB_OFFLINE=1 saves the retries "
-    "without a network."
+    "configuration (AutoModel.from_config) under torch.device('cuda'); HF_HUB_OFFLINE=1 saves the "
+    "retries without a network."
 )
 
 

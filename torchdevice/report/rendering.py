@@ -107,7 +107,7 @@ class Report(Content):
         # In a frame, so that neither the page nor the notebook changes how the other looks.
         return (
             f'<iframe srcdoc="{escape(self.to_html())}" title="torchdevice report" loading="lazy" '
-            f'style="width: 100%; height: 40rem; border: 0"></iframe>'
+            'style="width: 100%; height: 40rem; border: 0"></iframe>'
         )
 
     def __str__(self) -> str:

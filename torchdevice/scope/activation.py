@@ -106,8 +106,7 @@ def simulate(
     if name is None:
         raise ValueError(
             f"profile={profile!r} is not the name of a profile. Use 'cuda', 'mps', 'strict' or a "
-            "model such as 'a100', "
-            f"and devices= for the number of devices."
+            "model such as 'a100', and devices= for the number of devices."
         )
     if devices is not None and target_selection.names_count(name):
         raise ValueError(
@@ -272,8 +271,7 @@ def disable() -> None:
     if not enabled:
         raise ScopeError(
             "disable() was called without enable() in this thread. Call enable() first, and "
-            "disable() in the same "
-            "thread."
+            "disable() in the same thread."
         )
     last = enabled[-1]
     innermost = last is state.entries[-1]

@@ -51,8 +51,7 @@ def left_too_early(scope: Scope, how: str) -> ScopeError:
     """Return the error of a scope that was not the innermost one."""
     return ScopeError(
         f"{scope!r} was {how} before a scope entered after it was left. Leave scopes in the "
-        "reverse order of entry; it "
-        f"has been left, and the later one is still active."
+        "reverse order of entry; it has been left, and the later one is still active."
     )
 
 

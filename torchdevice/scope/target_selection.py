@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 _NO_MAC = (
     "torch.backends.mps.is_available() is False: it needs macOS on Apple silicon. Use "
-    "'simulated:mps' for a simulated "
-    "Mac, or leave the target out."
+    "'simulated:mps' for a simulated Mac, or leave the target out."
 )
 
 SIMULATED = "simulated"

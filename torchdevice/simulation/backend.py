@@ -79,8 +79,7 @@ def _received(
     if context is None:
         raise ScopeError(
             "a tensor of a simulated device was sent to a process in which no scope is active. "
-            "Start the process in a "
-            "scope, or after enable(propagate=True)."
+            "Start the process in a scope, or after enable(propagate=True)."
         )
     tensor = values.to(context.devices.at(index))
     if is_parameter:
@@ -95,9 +94,8 @@ _lock = forks.lock(globals())
 
 _TAKES_AUTOGRAD = (
     "outside simulated scopes backward() of tensors on {} fails from now on in this process, with "
-    "an internal error of "
-    "torch's. Simulate in a process of its own, or hide the real device (CUDA_VISIBLE_DEVICES='' "
-    "for CUDA)."
+    "an internal error of torch's. Simulate in a process of its own, or hide the real device "
+    "(CUDA_VISIBLE_DEVICES='' for CUDA)."
 )
 
 

@@ -101,8 +101,7 @@ class SimulationOptions(Options):
             if getattr(self, name) and not target.simulated:
                 found[name] = (
                     f"needs a simulated device, and {chosen}. Use a target such as "
-                    "'simulated:cuda', "
-                    f"or leave {name} out."
+                    f"'simulated:cuda', or leave {name} out."
                 )
         if self.asynchronous and target.simulated and self.compute == "meta":
             found["asynchronous"] = WITHOUT_VALUES

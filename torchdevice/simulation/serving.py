@@ -275,8 +275,7 @@ def begin(context: Context) -> None:
 
 _LATE = (
     "they were built after another thread had entered a scope on simulated devices, and are put in "
-    "place while no "
-    "other thread is in one; enter this scope before the threads start"
+    "place while no other thread is in one; enter this scope before the threads start"
 )
 
 

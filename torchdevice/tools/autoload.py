@@ -61,8 +61,8 @@ def _report(error: Exception) -> None:
     reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
     line = (
         f"torchdevice: {SWITCH}={os.environ[SWITCH]} asks for a scope, which could not be "
-        f"activated: {reason}. "
-        f"torch is imported without a scope. Unset {SWITCH} to run without this message."
+        f"activated: {reason}. torch is imported without a scope. Unset {SWITCH} to run without "
+        "this message."
     )
     # Stderr may be closed, and torch must be importable all the same.
     with contextlib.suppress(OSError, ValueError):

@@ -106,7 +106,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
         if not flags:
             return None
         return (
-            f"torchdevice: without --torchdevice=TARGET only tests with a mark or a fixture take "
+            "torchdevice: without --torchdevice=TARGET only tests with a mark or a fixture take "
             f"{flags}"
         )
     kernels = scope.runtime.supplied.kernels(scope.options.native)
@@ -218,8 +218,7 @@ def _scope_of_mark(config: pytest.Config, mark: pytest.Mark) -> Scope:
     if len(devices) > 1:
         raise TypeError(
             f"pytest.mark.torchdevice names {len(devices)} devices: {devices!r}. Give one profile "
-            "such as 'cuda:2', or "
-            f"target=, and the options by name."
+            "such as 'cuda:2', or target=, and the options by name."
         )
     if "target" in mark.kwargs:
         return _scope_with(config, mark.kwargs)

@@ -65,8 +65,7 @@ class DeviceSpec:
         if not is_same(device, self.here):
             raise ValueError(
                 f"{name} is a stream of {str(device)!r}, and the specification is for "
-                f"{str(self.device)!r}. "
-                f"Use a stream of that device, or leave the stream out."
+                f"{str(self.device)!r}. Use a stream of that device, or leave the stream out."
             )
         return _native(stream, self.here)
 

@@ -46,8 +46,7 @@ _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 _MISSING_ON_MPS = (
     "The operator '{operator}' is not currently implemented for the MPS device. If you want this "
-    "op "
-    "to be considered for addition please comment on "
+    "op to be considered for addition please comment on "
     "https://github.com/pytorch/pytorch/issues/141287 and mention use-case, that resulted in "
     "missing op as well as commit hash {commit}. As a temporary fix, you can set the environment "
     "variable `PYTORCH_ENABLE_MPS_FALLBACK=1` to use the CPU as a fallback for this op. WARNING: "

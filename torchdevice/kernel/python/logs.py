@@ -80,8 +80,7 @@ def _file_handler(path: str) -> logging.Handler:
     except OSError as error:
         raise ValueError(
             f"{FILE}={path!r} cannot be written: {error.strerror}. Name a file in a folder that is "
-            "there, or unset the "
-            f"variable."
+            "there, or unset the variable."
         ) from None
 
 

@@ -305,13 +305,12 @@ class Limits(NamedTuple):
 
 _OUT_OF_MEMORY = (
     "CUDA out of memory. Tried to allocate {wanted}. GPU {index} has a total capacity of {total} "
-    "of "
-    "which {free} is free. Including non-PyTorch memory, this process has {reserved} memory in "
-    "use. "
-    "{allowed}Of the allocated memory {used} is allocated by PyTorch, {in_private}and {unused} is "
-    "reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-    "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
-    "Memory Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+    "of which {free} is free. Including non-PyTorch memory, this process has {reserved} memory in "
+    "use. {allowed}Of the allocated memory {used} is allocated by PyTorch, {in_private}and "
+    "{unused} is reserved by PyTorch but unallocated. If reserved but unallocated memory is large "
+    "try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See "
+    "documentation for Memory Management  "
+    "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
 )
 
 

@@ -156,8 +156,7 @@ _OF_CUDNN = {
 _CUDNN_WEIGHTS_IN_PIECES = (
     "RNN module weights are not part of single contiguous chunk of memory. This means they need to "
     "be compacted at every call, possibly greatly increasing memory usage. To compact weights "
-    "again "
-    "call flatten_parameters()."
+    "again call flatten_parameters()."
 )
 
 

@@ -287,14 +287,13 @@ def _is_last(memory: _Memory, written: dict[_Memory, None]) -> bool:
 
 _LOST = (
     "the graph that is replayed at {} uses memory that was freed after its capture. Keep the "
-    "tensors "
-    "that the capture has used, and copy new values into them by copy_()."
+    "tensors that the capture has used, and copy new values into them by copy_()."
 )
 
 _KEPT_RESULT = (
     "{} at {} is given one result of a graph {} times. The graph was replayed {} times since the "
-    "result was last read, "
-    "and each replay has overwritten it. Keep a copy of the result of each replay: clone()."
+    "result was last read, and each replay has overwritten it. Keep a copy of the result of each "
+    "replay: clone()."
 )
 
 _KEPT = 1000
@@ -331,8 +330,8 @@ def _wait_for(earlier: Stream, later: Stream) -> str:
         )
     return (
         f"Before the later line, let {_spelled(later)} wait: call its wait_stream() with "
-        f"{_spelled(earlier)}, or its "
-        f"wait_event() with an event that was recorded there after the earlier line."
+        f"{_spelled(earlier)}, or its wait_event() with an event that was recorded there after the "
+        "earlier line."
     )
 
 

@@ -135,8 +135,7 @@ _TEXTS = {
     ),
     "cudnn_gpu": (
         "cuDNN MHA only supports gpu architectures in the range [sm80, sm121]. Attempting to run "
-        "on "
-        "a sm {0.gpu[0]}.{0.gpu[1]} gpu."
+        "on a sm {0.gpu[0]}.{0.gpu[1]} gpu."
     ),
     "mem_efficient_size": (
         "Mem efficient attention requires last dimension of inputs to be divisible by "
@@ -151,10 +150,9 @@ _TEXTS = {
     "flash_mask": "Flash Attention does not support non-null attn_mask.",
     "flash_training": (
         "Flash attention currently doesn't support training with head_dim ∈ (192, 224] or "
-        "(head_dim "
-        "∈ (224, 256] and dropout > 0.0) on gpu architectures in the range[sm86, sm89].Attempting "
-        "to run with dropout set to: {0.dropout:g}and head_dim: {0.q.shape[3]} on a sm "
-        "{0.gpu[0]}.{0.gpu[1]} gpu."
+        "(head_dim ∈ (224, 256] and dropout > 0.0) on gpu architectures in the range[sm86, "
+        "sm89].Attempting to run with dropout set to: {0.dropout:g}and head_dim: {0.q.shape[3]} on "
+        "a sm {0.gpu[0]}.{0.gpu[1]} gpu."
     ),
     "flash_causal": (
         "Flash attention does not support the is_causal flag when seqlen_q != seqlen_k. Got "

@@ -159,8 +159,7 @@ def _two_e5m2(self: torch.Tensor, mat2: torch.Tensor, *rest: Any, **named: Any) 
 
 _HALF_OF_CUFFT = (
     "cuFFT only supports dimensions whose sizes are powers of two when computing in half "
-    "precision, "
-    "but got a signal size of{sizes}"
+    "precision, but got a signal size of{sizes}"
 )
 
 

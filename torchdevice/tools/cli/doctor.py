@@ -34,8 +34,7 @@ _TEXTS = CommandTexts(
             "metavar": "FILE",
             "help": (
                 "run the tests of torchdevice_selftest on the target, in about a minute, and print "
-                "a text to send; "
-                "with =FILE write it. Needs pytest"
+                "a text to send; with =FILE write it. Needs pytest"
             ),
         },
         "--json": {"action": "store_true", "help": "print data"},

@@ -56,8 +56,7 @@ def give(scope: Scope) -> None:
     if saved >= SHARE * seconds and claim("native kernels would have halved the time"):
         logger.warning(
             f"Kernels in Python took {saved / seconds:.0%} of this run's {seconds:.0f} s of "
-            "processor time. "
-            f"'torchdevice native build' compiles them once, in half a minute."
+            "processor time. 'torchdevice native build' compiles them once, in half a minute."
         )
 
 

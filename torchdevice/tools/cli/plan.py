@@ -68,9 +68,8 @@ _TEXTS = CommandTexts(
             "dest": "tries",
             "help": (
                 "plan the program also with gradient checkpointing, AdamW with 8-bit states, LoRA "
-                "and FSDP, and show "
-                "what makes it fit; it must use transformers' Trainer or accelerate, or --model "
-                "--train"
+                "and FSDP, and show what makes it fit; it must use transformers' Trainer or "
+                "accelerate, or --model --train"
             ),
         },
         "--change": {
@@ -125,8 +124,7 @@ _TEXTS = CommandTexts(
             "metavar": "NAME",
             "help": (
                 "plan a model of transformers without a program: a folder with its config.json, a "
-                "model in "
-                "the Hub's cache, or an architecture such as llama; nothing is fetched"
+                "model in the Hub's cache, or an architecture such as llama; nothing is fetched"
             ),
         },
         "--batch": {"metavar": "N", "help": "the number of sequences (default: 1)"},
@@ -134,8 +132,8 @@ _TEXTS = CommandTexts(
         "--train": {
             "choices": ("full", "lora", "qlora"),
             "help": (
-                "train it for two steps with AdamW, wholly, by PEFT's LoRA on all linear "
-                "layers, or so with weights in four bits"
+                "train it for two steps with AdamW, wholly, by PEFT's LoRA on all linear layers, "
+                "or so with weights in four bits"
             ),
         },
         "--generate": {"metavar": "N", "help": "generate so many tokens after the sequences"},

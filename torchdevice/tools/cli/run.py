@@ -77,8 +77,7 @@ _TEXTS = CommandTexts(
             "metavar": "N",
             "help": (
                 "start the SCRIPT or MODULE N times, as torchrun does on one machine; each rank "
-                "has a "
-                "device, unless --devices or the target sets their number"
+                "has a device, unless --devices or the target sets their number"
             ),
         }
     },

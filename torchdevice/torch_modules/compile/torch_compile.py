@@ -208,8 +208,8 @@ def _codegen(context: Context, original: Any, self: Any, wrapper: Any) -> None:
     wrapper.writeline(
         f"torch.ops.higher_order.{_LAUNCH}(kernel_idx={of_node['kernel_idx']}, "
         f"constant_args_idx={of_node['constant_args_idx']}, "
-        f"grid={wrapper.val_to_arg_str(self.grid)}, "
-        f"tma_descriptor_metadata={{}}, kwargs={{{arguments}}})"
+        f"grid={wrapper.val_to_arg_str(self.grid)}, tma_descriptor_metadata={{}}, "
+        f"kwargs={{{arguments}}})"
     )
 
 

@@ -161,8 +161,7 @@ _SCATTERED_OUT_OF_SHAPE = (
 
 _SCATTERED_OUT_OF_SIZE = (
     "Total size for output tensors along scatter dim {dim} does not match the source tensor size "
-    "at "
-    "dim {dim}. Expected {expected}, but got total size {total}"
+    "at dim {dim}. Expected {expected}, but got total size {total}"
 )
 
 

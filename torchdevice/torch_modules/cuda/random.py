@@ -32,8 +32,7 @@ def _set_rng_state(
     if new_state.numel() == _CUDA_STATE_BYTES != own:
         raise RuntimeError(
             f"A random state of {_CUDA_STATE_BYTES} bytes is that of a CUDA generator, and the "
-            "generator of "
-            f"{context.names.family!r} cannot continue it. Use torch.manual_seed() instead of "
-            "restoring the state."
+            f"generator of {context.names.family!r} cannot continue it. Use torch.manual_seed() "
+            "instead of restoring the state."
         )
     original(new_state, device)

@@ -100,8 +100,7 @@ _UNSUPPORTED = (
     _Unsupported(
         (
             "Trees of CUDA graphs restore the accelerator's allocator by it, and no compiler makes "
-            "them "
-            "for a target. Use torch.cuda.graph or torch.cuda.make_graphed_callables."
+            "them for a target. Use torch.cuda.graph or torch.cuda.make_graphed_callables."
         ),
         ("torch._C._cuda_beginAllocateCurrentStreamToPool",),
     ),
@@ -125,8 +124,7 @@ _UNSUPPORTED = (
     _Unsupported(
         (
             "GPUDirect Storage reads files into a GPU's memory. Read the file into a CPU tensor, "
-            "such "
-            "as by torch.from_file, and copy that."
+            "such as by torch.from_file, and copy that."
         ),
         (
             "torch._C._gds_register_buffer",
