@@ -1,8 +1,7 @@
 """CUDA-written PyTorch programs run unmodified where there is no CUDA.
 
 Importing this package changes nothing. ``with torchdevice.portable():``, ``@torchdevice.portable``
-and
-``torchdevice.enable()`` change torch until the scope is left.
+and ``torchdevice.enable()`` change torch until the scope is left.
 
 PYTEST_DONT_REWRITE: there is nothing for pytest to rewrite here, and without this word it would
 warn of that in every process in which the package is imported before pytest is.

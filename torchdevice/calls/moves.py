@@ -16,8 +16,7 @@ host's unless it is marked.
 A device argument can be ambiguous too: ``torch.device("cuda")`` becomes the CPU's device in a
 scope. A scope always returns one object for it, which is recognized by identity; ``x.device`` makes
 a new object, whose side is unknown. The string ``"cpu"`` is recognized by identity as well: Python
-interns the constant in a program's text, and
-``x.device.type`` makes a new string.
+interns the constant in a program's text, and ``x.device.type`` makes a new string.
 """
 
 from __future__ import annotations

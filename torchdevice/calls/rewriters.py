@@ -2,8 +2,7 @@
 
 ``REGISTERED`` maps a torch function, as the mode sees it, to its rewriter. A function with a
 peculiar way of taking a device is registered by hand, here or in the file of its area; None means
-that a function cannot carry a device.
-``lookup.py`` finds the rewriter of every other function.
+that a function cannot carry a device. ``lookup.py`` finds the rewriter of every other function.
 
 A rewriter is called as ``rewriter(context, func, args, kwargs)`` and makes the call. It may change
 ``kwargs``.

@@ -5,9 +5,9 @@ or functions.
 
 ``torch.cuda`` is ordinary Python that calls about a hundred names of ``torch._C``. A build without
 CUDA lacks these names. In a CUDA build without a GPU they raise. The files of
-``torch_modules/cuda/`` and
-``torch_modules/accelerators/`` register functions and values for them here. torch's own Python
-calls these unmodified, so argument checks, keys and wording come from torch itself.
+``torch_modules/cuda/`` and ``torch_modules/accelerators/`` register functions and values for them
+here. torch's own Python calls these unmodified, so argument checks, keys and wording come from
+torch itself.
 
 Every name declares its fidelity. ``docs/make_coverage.py`` makes a page of :data:`SUPPLIED`.
 

@@ -1,8 +1,7 @@
 """Features: what a scope can do beyond changing a program's device, each in its own folder.
 
 The folders of the kernel, of calls and of torch's modules know no feature. A scope asks the records
-in
-``scope/features.py`` whether its options want a feature, and imports the feature's module only
+in ``scope/features.py`` whether its options want a feature, and imports the feature's module only
 then. So the folder of a feature can be deleted, and scopes that do not ask for it work as before.
 """
 

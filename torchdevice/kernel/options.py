@@ -252,8 +252,8 @@ class Options:
             backend, or a simulated device such as simulated:cuda:2. Default: the first available of
             cuda, mps, xpu, a PrivateUse1 backend and cpu; under plan, simulated:cuda.
         devices: The number of accelerators that the program sees; a higher ordinal raises CUDA's
-            'invalid device ordinal'. Default: the number of the target's devices; a higher
-            ordinal then means device 0, and raises the error on simulated GPUs.
+            'invalid device ordinal'. Default: the number of the target's devices; a higher ordinal
+            then means device 0, and raises the error on simulated GPUs.
         identity: The device that tensors report: target for the target itself, or program for the
             accelerator that the program is written for. Default: program on simulated devices
             except a Mac, and target elsewhere.

@@ -1,9 +1,8 @@
 """Which context is active in this thread.
 
 A thread has a list of entries. Everything that torch and this package read during a call must agree
-with the list.
-:func:`settle` brings these values in line. It may be interrupted, or entered again, at any of its
-lines, and is then called again.
+with the list. :func:`settle` brings these values in line. It may be interrupted, or entered again,
+at any of its lines, and is then called again.
 
 A thread's state is plain data of that thread, not a ContextVar: torch keeps its stack of function
 modes per thread too, and the two must agree, also when an asyncio task is suspended inside a

@@ -1,7 +1,7 @@
 """``MultiScaleDeformableAttention``: the kernel of Deformable DETR and of models made from it.
 
-Each query reads a few points of feature maps of several sizes, between whose cells it
-interpolates, and sums what it reads by weights (arXiv 2010.04159).
+Each query reads a few points of feature maps of several sizes, between whose cells it interpolates,
+and sums what it reads by weights (arXiv 2010.04159).
 """
 
 from __future__ import annotations

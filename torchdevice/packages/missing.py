@@ -164,8 +164,8 @@ for _name in _COMPUTE_NOTHING:
     uncaught_errors.note_raised(_modules_of(_name), _note)
 for _name in PACKAGES:
     if _name == "triton" or _name.partition(".")[0] in MISSING:
-        # uncaught_errors.py shows how to install Triton. The note on a package in MISSING holds
-        # for its compiled part too.
+        # uncaught_errors.py shows how to install Triton. The note on a package in MISSING holds for
+        # its compiled part too.
         continue
     _note = (
         f"{_name} needs CUDA. torchdevice stands in for a part of it, which docs/packages.md "

@@ -246,8 +246,8 @@ def scatter(
     dim_size: int | None = None,
     reduce: str = "sum",
 ) -> torch.Tensor:
-    """Return a reduction of the elements that have the same index: ``"sum"``, ``"add"``,
-    ``"mul"``, ``"mean"``, ``"min"`` or ``"max"``.
+    """Return a reduction of the elements that have the same index: ``"sum"``, ``"add"``, ``"mul"``,
+    ``"mean"``, ``"min"`` or ``"max"``.
 
     Raises:
         ValueError: It is another one.
@@ -376,8 +376,7 @@ def segment_max_csr(
 def segment_csr(
     src: torch.Tensor, indptr: torch.Tensor, out: torch.Tensor | None = None, reduce: str = "sum"
 ) -> torch.Tensor:
-    """Return a reduction of each segment: ``"sum"``, ``"add"``, ``"mean"``, ``"min"`` or
-    ``"max"``.
+    """Return a reduction of each segment: ``"sum"``, ``"add"``, ``"mean"``, ``"min"`` or ``"max"``.
 
     Raises:
         ValueError: It is another one.

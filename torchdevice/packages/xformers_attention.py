@@ -1,7 +1,7 @@
 """``xformers.ops``: memory-efficient attention, and the biases that say which keys a row sees.
 
-Tensors have the shape (batch, rows, heads, size), or (batch, rows, size) for one head, or
-(batch, rows, groups, heads of a group, size).
+Tensors have the shape (batch, rows, heads, size), or (batch, rows, size) for one head, or (batch,
+rows, groups, heads of a group, size).
 """
 
 from __future__ import annotations

@@ -48,9 +48,8 @@ def plan(
 
     Returns:
         Among others ``needs``, the bytes that are needed; ``smallest``, the smallest model of a GPU
-        that fits;
-        ``devices``, the bytes by kind; and ``fits``, a row for each model. ``finished`` is False
-        where memory ran out.
+        that fits; ``devices``, the bytes by kind; and ``fits``, a row for each model. ``finished``
+        is False where memory ran out.
 
     Raises:
         BaseException: What the call raises, unless memory ran out.

@@ -9,8 +9,7 @@ transformers lets bitsandbytes replace its ``Conv1D`` (GPT-2) as well, but not t
 mixture that are one parameter for all: these keep the dtype that PEFT gives them, float32.
 
 Source: ``replace_with_bnb_linear`` in ``transformers/integrations/bitsandbytes.py``, the
-documentation of bitsandbytes (``Linear4bit``, ``quantize_4bit``) and the paper on
-QLoRA, section 3.
+documentation of bitsandbytes (``Linear4bit``, ``quantize_4bit``) and the paper on QLoRA, section 3.
 """
 
 from __future__ import annotations

@@ -142,8 +142,8 @@ class LostErrors:
         return end
 
     def _follow_tasks(self) -> Callable[[], None]:
-        """Note the errors that asyncio logs: those of tasks and of callbacks, where the program
-        has no handler of its own.
+        """Note the errors that asyncio logs: those of tasks and of callbacks, where the program has
+        no handler of its own.
         """
         logger = logging.getLogger("asyncio")
 

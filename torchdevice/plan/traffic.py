@@ -152,9 +152,7 @@ class Traffic:
 
 
 def _counted(collective: _Collective) -> registered_kernels.Kernel:
-    """Return the kernel of an operator that counts its call where the thread's context asks for
-    it.
-    """
+    """Return an operator's kernel that counts its call if the thread's context asks for that."""
 
     def run(keys: Any, own: registered_kernels.Own, *args: Any, **kwargs: Any) -> Any:
         context = thread_state.state.context

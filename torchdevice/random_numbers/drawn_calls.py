@@ -2,8 +2,7 @@
 
 A call draws for the accelerator if it says so by its device, by its generator or by the device of
 its tensors. On a CPU target, whose tensors do not tell, the numbers of tensors on an unknown side
-are the accelerator's, see
-:mod:`torchdevice.calls.moves`.
+are the accelerator's, see :mod:`torchdevice.calls.moves`.
 """
 
 from __future__ import annotations

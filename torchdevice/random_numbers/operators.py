@@ -1,9 +1,8 @@
 """The operators of torch that draw numbers, as its CUDA kernels compute them, on CPU tensors.
 
 Each function names the file of torch that its launch and arithmetic follow. Files without a folder
-are those of
-``aten/src/ATen/native/cuda``; all of them are public. :data:`OPERATORS` has the functions by the
-operators' names.
+are those of ``aten/src/ATen/native/cuda``; all of them are public. :data:`OPERATORS` has the
+functions by the operators' names.
 
 Not here are ``poisson``, ``binomial``, ``_standard_gamma``, ``_sample_dirichlet``, ``rrelu``,
 fractional pooling, the dropout of fused attention and of recurrent networks, and the seeds of

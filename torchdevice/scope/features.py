@@ -1,8 +1,7 @@
 """The features of a scope, each of which is a folder that no other part of the package needs.
 
 A feature that begins with the import of a module of the program's, such as Triton's kernels,
-registers by
-``bindings.later`` instead, see ``installed.py``.
+registers by ``bindings.later`` instead, see ``installed.py``.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ def renew() -> None:
 
 def constant(value: Any) -> Any:
     """Return a property with a method that takes at most one argument, and returns ``value``."""
-    # next(it, default): torch's argument becomes the default, but the iterator is infinite.
-    # `zip` counts a call and gives the value; `_second` drops the count.
+    # next(it, default): torch's argument becomes the default, but the iterator is infinite. `zip`
+    # counts a call and gives the value; `_second` drops the count.
     method = functools.partial(next, map(_second, zip(_called, itertools.repeat(value))))
     spare = _spare[method] = deque()
     renew()

@@ -240,9 +240,7 @@ def _watch(context: Context, overwritten: Overwritten) -> None:
 
 
 def _address(value: Any) -> int | None:
-    """Return what identifies the memory of a tensor of a simulated device; None for other
-    values.
-    """
+    """Return the identity of a simulated tensor's memory; None for other values."""
     if not isinstance(value, torch.Tensor):
         return None
     with torch._C.DisableTorchFunction():

@@ -93,8 +93,7 @@ def new_id(*, for_graph: bool = False) -> PoolId:
 
 PrivatePools = Any
 """The private pools of one device, which ``simulation/allocator/caching_allocator.py`` has:
-``keep_private``,
-``release_private``, ``uses_of``, ``empty_private``, ``route`` and ``unroute``.
+``keep_private``, ``release_private``, ``uses_of``, ``empty_private``, ``route`` and ``unroute``.
 """
 
 

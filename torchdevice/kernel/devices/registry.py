@@ -27,8 +27,8 @@ def register_runtime(runtime: Runtime) -> Callable[[], None]:
     Without a target, the device is chosen where it is available and no better device is. This is
     for authors of backends of torch: a scope asks a :class:`Runtime` everything about a device. A
     backend that follows torch's convention of device modules needs no runtime of its own. For
-    another backend, derive from :class:`Runtime` or from
-    :class:`ModuleRuntime`, and override what differs.
+    another backend, derive from :class:`Runtime` or from :class:`ModuleRuntime`, and override what
+    differs.
 
     Args:
         runtime: The description of the device.

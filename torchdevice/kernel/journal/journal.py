@@ -1,8 +1,7 @@
 """A journal counts rewritten and supplied calls by the line of the program that made them.
 
 A journal keeps at most ``MAX_ENTRIES`` distinct entries, so its memory is bounded. It counts the
-other calls in
-``overflow``.
+other calls in ``overflow``.
 """
 
 from __future__ import annotations

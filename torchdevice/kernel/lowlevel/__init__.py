@@ -7,10 +7,10 @@ noticed before anything is written.
 ``object_fields``
     Relies on fields of torch's C++ objects being words at one offset in all objects of a class.
     Checked before the first use of a field: exactly one offset holds what torch answers for two
-    objects. Any platform. Otherwise
-    :class:`TorchVersionError`, from the operation that needs the field: moving a parameter between
-    devices, resizing a storage of a simulated device. Memory at an address that a program or torch
-    has just given is read as it is: nothing can be checked there.
+    objects. Any platform. Otherwise :class:`TorchVersionError`, from the operation that needs the
+    field: moving a parameter between devices, resizing a storage of a simulated device. Memory at
+    an address that a program or torch has just given is read as it is: nothing can be checked
+    there.
 
 ``dlpack_alias``
     Relies on the unversioned C structure of DLPack, a standard; on CPython, where ``id`` is an
@@ -33,10 +33,9 @@ noticed before anything is written.
 
 ``replace_new``
     Relies on CPython's layout of classes, with the global interpreter lock, in the main
-    interpreter. Checked when
-    ``engine="wrap"`` is installed: exactly one offset holds the slot in three classes of different
-    kinds. Otherwise
-    :class:`EngineUnavailableError`, and ``engine="auto"`` takes ``"mode"``.
+    interpreter. Checked when ``engine="wrap"`` is installed: exactly one offset holds the slot in
+    three classes of different kinds. Otherwise :class:`EngineUnavailableError`, and
+    ``engine="auto"`` takes ``"mode"``.
 
 ``memory_windows``
     Relies on addresses that a Triton kernel computed, each of which the caller has found to be in a

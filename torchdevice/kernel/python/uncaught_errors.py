@@ -1,8 +1,7 @@
 """Tracebacks without this package's frames, so that torch's errors end at the program's line.
 
 A call that succeeds pays nothing: an error is looked at where it leaves a scope, and where nobody
-catches it while
-``enable`` is in force. ``TORCHDEVICE_TRACEBACKS=full`` keeps all frames.
+catches it while ``enable`` is in force. ``TORCHDEVICE_TRACEBACKS=full`` keeps all frames.
 
 A rank leaves its traceback to the command that started it (``rank_notes.py``). Where another
 launcher started the ranks, of those that fail alike one shows its traceback, and each other one

@@ -766,8 +766,7 @@ def resizable_memory_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a new CPU tensor in a simulated tensor's memory, for a kernel that may resize it.
 
     The memory cannot grow: a kernel that needs more than the block holds raises an error with the
-    text
-    :data:`CANNOT_GROW`.
+    text :data:`CANNOT_GROW`.
     """
     tensor = without_disguise(tensor)
     owner = owner_of(tensor.untyped_storage(), tensor.dtype)

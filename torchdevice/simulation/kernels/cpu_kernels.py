@@ -2,8 +2,8 @@
 
 There are four kinds of operators, by their schema: views (their CPU kernel runs on the device's
 tensors themselves), factories, operators with ``out``, and operators that write to their arguments
-or make new tensors, which
-``pipeline.py`` runs by itself. Operators that need more are in ``handwritten_kernels.py``.
+or make new tensors, which ``pipeline.py`` runs by itself. Operators that need more are in
+``handwritten_kernels.py``.
 """
 
 from __future__ import annotations

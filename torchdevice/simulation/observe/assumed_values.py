@@ -2,8 +2,8 @@
 
 A value that was not computed reads as 0, and a condition on it as False. An operator whose result's
 size depends on such values has the result that it has where all of them are 1: ``nonzero`` and a
-mask select everything. With
-``values="assume-fewest"`` it has the result for 0, and they select nothing.
+mask select everything. With ``values="assume-fewest"`` it has the result for 0, and they select
+nothing.
 
 A ``GradScaler`` reads whether its operator found an infinity among the gradients, and skips the
 step of the optimizer if so. Its optimizer has no state before the first step that it does not skip.

@@ -326,8 +326,7 @@ def chosen(call: Any) -> str:
     """Return the kernel that torch would choose for a call, ``"math"`` if that of no library.
 
     cuDNN's is not the first on GPUs of capability 9.0 and 10.0: torch prefers it there from cuDNN
-    9.15 on, and
-    ``torch.backends.cudnn.version()`` reports an older one.
+    9.15 on, and ``torch.backends.cudnn.version()`` reports an older one.
     """
     key = _key_of(call)
     found = _choices.get(key)

@@ -1,13 +1,10 @@
 """Calls of an operator that CUDA and MPS refuse: by rules, torch's tables, and assertions.
 
 Operators without a deterministic kernel are those that ``torch.use_deterministic_algorithms``
-documents;
-``test_cuda_refusals.py`` reads its docstring. Those that the CPU has no deterministic kernel for
-either, such as
-``max_unpool2d``, refuse on their own. ``cumsum`` and the backward of ``ReflectionPad2d`` are
-documented still, but their alerts are gone from ``libtorch_cuda.so`` of torch 2.10 and 2.15, and so
-is the demand for
-``CUBLAS_WORKSPACE_CONFIG``.
+documents; ``test_cuda_refusals.py`` reads its docstring. Those that the CPU has no deterministic
+kernel for either, such as ``max_unpool2d``, refuse on their own. ``cumsum`` and the backward of
+``ReflectionPad2d`` are documented still, but their alerts are gone from ``libtorch_cuda.so`` of
+torch 2.10 and 2.15, and so is the demand for ``CUBLAS_WORKSPACE_CONFIG``.
 
 The rules of MPS name files below ``aten/src/ATen/native`` of torch. Those of CUDA are in
 ``cuda_rules.py``.

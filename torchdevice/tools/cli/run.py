@@ -3,8 +3,8 @@
 The command takes the place of the interpreter's own start: it sets ``sys.argv``, ``sys.path[0]``
 and ``__main__``, and executes the program as the last thing the process does. Whatever the program
 raises goes on to the interpreter, which prints it, runs the handlers of ``atexit``, and chooses the
-exit status. The scope is never left, as under
-``TORCHDEVICE=1``, so that handlers and destructors at shutdown find CUDA too.
+exit status. The scope is never left, as under ``TORCHDEVICE=1``, so that handlers and destructors
+at shutdown find CUDA too.
 """
 
 from __future__ import annotations

@@ -215,8 +215,8 @@ def _kernel(
         with no_function():
             if is_on or (otherwise and kind is not None):
                 args = fit(kind, args, kwargs)
-            # Not ExcludeDispatchKeyGuard, which takes longer than all else here. After an
-            # interrupt at any line autocast is on, as before: each `finally` makes its first call.
+            # Not ExcludeDispatchKeyGuard, which takes longer than all else here. After an interrupt
+            # at any line autocast is on, as before: each `finally` makes its first call.
             try:
                 try:
                     _set_enabled(registered_for, False)

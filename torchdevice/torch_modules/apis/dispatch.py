@@ -7,8 +7,8 @@ CPU keeps that one.
 
 A wrapper around a tensor of the program is made for that tensor's device. Where tensors report the
 program's accelerator, torch would be asked for a wrapper on that accelerator, which is not there.
-In a graph that ``make_fx`` or
-``torch.export`` traces, devices are spelled as the program's tensors report them.
+In a graph that ``make_fx`` or ``torch.export`` traces, devices are spelled as the program's tensors
+report them.
 
 torch calls a program's own dispatch modes while the mode is off. What they call is rewritten, and
 what they are given names the devices that the program's tensors report. For

@@ -2,8 +2,7 @@
 
 The latter are those of storages, for ``torch/storage.py``, and of generators. Every other factory
 is found by its schema, see ``calls/rewriters.py``: a new one of torch needs nothing here. A default
-device that
-``torch.set_default_device`` sets in a scope ends when the thread leaves the scope.
+device that ``torch.set_default_device`` sets in a scope ends when the thread leaves the scope.
 """
 
 from __future__ import annotations

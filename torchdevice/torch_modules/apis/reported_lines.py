@@ -1,8 +1,7 @@
 """Errors and warnings that Python reports at lines of the program, without this package's frames.
 
 An error may become a text in a logger or in a worker process: workers of data loaders and processes
-of
-``torch.multiprocessing`` send such a text to the process that waits for them.
+of ``torch.multiprocessing`` send such a text to the process that waits for them.
 
 A warning names a line, which Python takes from the stack, by number: torch's C++ from the innermost
 frame of Python, torch's Python mostly from its caller. Where that frame is this package's, or that

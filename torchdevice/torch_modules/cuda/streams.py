@@ -6,8 +6,7 @@ the target's work.
 
 The C base classes of torch's streams and events cannot be instantiated without a driver, so their
 ``__new__`` returns a stand-in instead. A stand-in is a ``torch.Stream`` or ``torch.Event`` whose
-``__class__`` is the CUDA class, so that
-``isinstance`` holds for both.
+``__class__`` is the CUDA class, so that ``isinstance`` holds for both.
 """
 
 from __future__ import annotations

@@ -380,8 +380,8 @@ class NcclGroup(dist.ProcessGroup):
         Raises:
             DistBackendError: A rank has ended, or has not come within the time-out of the group.
         """
-        # Only errors of connections, which name a file of that folder, mean a lost rank. Others
-        # are torch's own.
+        # Only errors of connections, which name a file of that folder, mean a lost rank. Others are
+        # torch's own.
         is_lost = "gloo/transport/" in str(error)
         if is_lost or isinstance(error, dist.DistBackendError):
             self.recorder.write(self.waiting.rank)
