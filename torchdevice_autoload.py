@@ -14,8 +14,8 @@ import sys
 
 
 def activate() -> None:
-    """Enable a scope if the environment asks for one; if the package cannot be imported, say so and
-    go on.
+    """Enable a scope if the environment asks for one; if the package cannot be imported, print an
+    error and go on.
     """
     try:
         from torchdevice.tools import autoload

@@ -216,7 +216,7 @@ class TorchVersionError(TorchDeviceError, ImportError):
 
 
 class TritonVersionError(TorchDeviceError, ImportError):
-    """The installed Triton lacks a private name by which its kernels run without a GPU.
+    """The installed Triton lacks a private name that running its kernels without a GPU needs.
 
     Attributes:
         name: The missing dotted name.
@@ -270,7 +270,7 @@ class Access(NamedTuple):
     end: int
 
     def told(self, stream: str) -> str:
-        """Return what happened, where and on which stream."""
+        """Describe the access, with its place and its stream."""
         return (
             f"{self.name} {'writes' if self.writes else 'reads'} memory on {stream} at {self.site}"
         )

@@ -85,7 +85,7 @@ def _with_limit(context: Context, error: RuntimeError) -> RuntimeError:
 def is_final(context: Context, error: BaseException) -> bool:
     """Return whether a call that raised an error must not be repeated. Its text is then reworded.
 
-    What memory was short of is counted once, and what was found out is told once.
+    An error is counted once, and its text is reworded once.
     """
     if isinstance(error, torch.OutOfMemoryError):
         reword(context, error)

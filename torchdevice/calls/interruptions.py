@@ -125,7 +125,7 @@ _HELD: dict[Any, Any] = {
     torch.detach_: torch.Tensor.grad_fn.__get__,  # type: ignore[union-attr]
     torch.Tensor.data.__set__: storage_of,  # type: ignore[attr-defined]
 }
-"""A function by which a tensor drops an object, and the one that returns the object."""
+"""A function that makes a tensor drop an object -> the function that returns the object."""
 
 
 @rewrites(*_HELD, table=DROPS)
@@ -237,7 +237,7 @@ _OF_SIGNAL = "_torchdevice_signal"
 
 
 def _come_again(original: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """Return a hook by which a signal comes again whose error Python has lost.
+    """Return a hook that sends a signal again if Python has lost its error.
 
     A call that is left drops objects, and their destructors are the first code in which a handler
     that has waited may run. torch's compiler has such destructors in Python. Python prints what

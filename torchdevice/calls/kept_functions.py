@@ -50,7 +50,7 @@ _OF_BUILDS_WITH_CUDA = (
     r"Found no NVIDIA driver on your system|CUDA error: CUDA driver version is insufficient"
     r"|CUDA error: no CUDA-capable device is detected"
 )
-"""What torch says of an accelerator that is absent."""
+"""torch's texts for an accelerator that is absent."""
 
 
 def _families(options: Options) -> tuple[str, ...]:

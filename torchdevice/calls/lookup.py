@@ -55,7 +55,7 @@ def table_of(context: Context) -> rewriters.Table:
         reads = rewriters.READS if context.shown_as is not None else {}
         products = half_precision_matmul.TABLE if context.dtypes.in_float32 else {}
         copies = rewriters.COPIES if blocks else {}
-        # The later ones take the place of the earlier ones: a runtime knows its device best.
+        # The later ones replace the earlier ones: a runtime knows its device best.
         found = _tables[kind] = {
             **rewriters.REGISTERED,
             **rewriters.DROPS,
@@ -93,7 +93,7 @@ def _classify(func: Any) -> rewriters.Rewriter | None:
         # All overloads, because the packet decides only when it is called.
         return _from_schemas([getattr(func, name)._schema for name in func.overloads()])
     if isinstance(func, types.FunctionType):
-        # `follow_wrapped=False`: the decorator's own signature counts, by which it is called.
+        # `follow_wrapped=False`: the decorator is called with its own signature.
         parameters = inspect.signature(func, follow_wrapped=False).parameters
         if "device" not in parameters:
             return None

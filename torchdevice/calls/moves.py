@@ -161,7 +161,7 @@ def side_meant(context: Context, device: Any, target: torch.device | None) -> Si
         return _DEVICE
     if isinstance(device, str):
         return Side.HOST if spells_host(context, device) else None
-    # An operator that has something else in the place of a device.
+    # An operator with another argument where others have a device.
     if not isinstance(device, torch.device):
         return None
     return Side.HOST if device is host_device(device.type, device.index) else None

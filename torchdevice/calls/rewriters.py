@@ -47,8 +47,8 @@ rewrites.
 """
 
 DROPS: Table = {}
-"""Rewriters of functions by which a tensor drops what it holds. Wrappers need none: they leave the
-mode on.
+"""Rewriters of functions that make a tensor drop an object. Wrappers need none: they leave the mode
+on.
 """
 
 
@@ -326,7 +326,7 @@ def _clone(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 @rewrites(torch._C._nn._parse_to)
 def _parse_to(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``torch._C._nn._parse_to``, by which ``Module.to`` parses its arguments."""
+    """``torch._C._nn._parse_to``, which parses the arguments of ``Module.to``."""
     asked = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
     target = None
     names_device = _names_device(asked)

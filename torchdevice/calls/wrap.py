@@ -434,7 +434,7 @@ def _members() -> Iterator[tuple[Any, str, Any]]:
     for namespace in _NAMESPACES:
         for name, value in list(vars(namespace).items()):
             yield namespace, name, _unwrapped(value)
-    # Methods that torch.Tensor overrides in Python take the place of those in C.
+    # Methods that torch.Tensor overrides in Python replace those in C.
     for name, value in {**vars(torch._C.TensorBase), **vars(torch.Tensor)}.items():
         yield torch.Tensor, name, _unwrapped(value)
     for name in dir(torch._C._VariableFunctions):  # torch._VF looks its functions up there

@@ -309,7 +309,7 @@ beginning.
 
 
 def check_file(path: str, target: Target, rules: Collection[str] | None = None) -> list[Finding]:
-    """Return what was found in a file, by line. A file that cannot be read is a finding."""
+    """Return the findings in a file, by line. A file that cannot be read is a finding."""
     try:
         return check_source(read(path), target, rules)
     except UnreadableError as error:
@@ -319,7 +319,7 @@ def check_file(path: str, target: Target, rules: Collection[str] | None = None) 
 def check_files(
     files: list[tuple[str, Collection[str]]], target: Target
 ) -> Iterator[list[Finding]]:
-    """Yield what was found in each file, in their order. Many files are shared out among processes.
+    """Yield the findings of each file, in order. Many files are shared out among processes.
 
     Args:
         files: Each file, and the rules to apply to it.
@@ -342,7 +342,7 @@ def _check(target: Target, file: tuple[str, Collection[str]]) -> list[Finding]:
 def check_source(
     source: Source, target: Target, rules: Collection[str] | None = None
 ) -> list[Finding]:
-    """Return what was found in a source, by line."""
+    """Return the findings in a source, by line."""
     applied = [rule for rule in RULES.values() if rules is None or rule.name in rules]
     try:
         view = View(source.parsed(), target, source.path)

@@ -68,7 +68,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def of_project(folder: Path) -> Configuration:
-    """Return what the nearest ``pyproject.toml`` at or above a folder says.
+    """Read the nearest ``pyproject.toml`` at or above a folder.
 
     Raises:
         ValueError: The table has an unknown key, or a value of a wrong kind.
@@ -111,11 +111,11 @@ _WANTED = {
     "baseline": "a text",
     "per-file-ignores": "a table of lists of texts",
 }
-"""What keys take that take no list."""
+"""The kinds of values, for keys that take no list."""
 
 
 def _kind(value: Any) -> str:
-    """Return which kind of value this is, of those that keys take; empty for others."""
+    """Return the kind of a value, in words; empty for a kind that no key takes."""
     if isinstance(value, list):
         return "a list of texts" if all(isinstance(each, str) for each in value) else ""
     if isinstance(value, dict):

@@ -35,7 +35,7 @@ INTERPRETED: Mapping[str, str] = {
         "numba's kernels run in its simulator, with NUMBA_ENABLE_CUDASIM=1. Use small shapes."
     ),
 }
-"""Packages whose code for CUDA runs elsewhere too, and what to say of them."""
+"""Packages whose code for CUDA runs elsewhere too, with a remark on each."""
 
 STOOD_IN_FOR: Mapping[str, str] = {
     "amp_C": (
@@ -68,7 +68,7 @@ STOOD_IN_FOR: Mapping[str, str] = {
         "driver."
     ),
 }
-"""Packages for which a scope has stand-ins, and what to say of them."""
+"""Packages for which a scope has stand-ins, with a remark on each."""
 
 
 @rule("package", ast.Import, ast.ImportFrom, of_cuda=True)
@@ -95,7 +95,7 @@ def _package(node: ast.Import | ast.ImportFrom, view: View) -> Iterator[Found]:
 
 
 def _packages(node: ast.Import | ast.ImportFrom, packages: Iterable[str]) -> set[str]:
-    """Return which of these packages an import imports."""
+    """Return those of these packages that a statement imports."""
     module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
     names = [] if getattr(node, "level", 0) else [f"{module}{alias.name}." for alias in node.names]
     return {package for package in packages for name in names if name.startswith(f"{package}.")}

@@ -57,13 +57,13 @@ class Finding(NamedTuple):
     leaves_trace: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what ``--json`` prints of the finding."""
+        """Return the finding's fields for ``--json``."""
         names = ("path", "line", "rule", "verdict", "remedy", "column", "text")
         return {**{name: getattr(self, name) for name in names}, "verdict": self.verdict.value}
 
 
 class Found(NamedTuple):
-    """What a rule found at a node.
+    """The result of a rule at a node.
 
     Attributes:
         verdict: What it means.
@@ -77,7 +77,7 @@ class Found(NamedTuple):
 
 
 def without_trace(remedy: str) -> Found:
-    """Return what is approximate, and what no report of the program's run shows."""
+    """Return the finding of an approximation that no report of the program's run shows."""
     return Found(Verdict.APPROXIMATE, remedy, leaves_trace=False)
 
 
@@ -85,8 +85,8 @@ class Rule(NamedTuple):
     """A rule.
 
     Attributes:
-        name: What ``--select`` and comments call it.
-        finds: What it looks for and what becomes of it, in a few sentences.
+        name: Its name in ``--select`` and in comments.
+        finds: The calls that it finds and their effect, in a few sentences.
         kinds: The kinds of nodes that it looks at.
         look: Yields what it finds at a node.
         of_cuda: Whether it looks for what needs CUDA, so that nothing is found for CUDA itself.
@@ -135,7 +135,7 @@ def _syntax(node: ast.AST, view: View) -> Iterator[Found]:
     yield from ()
 
 
-# The names by which rules know functions, methods and arguments.
+# The names that rules have for functions, methods and arguments.
 
 FUNCTIONS_OF_WORDS = frozenset(
     {
@@ -349,12 +349,13 @@ class View(Names):
     def surely(
         self, node: ast.AST, of_call: Callable[[ast.Call], Any], depth: int = 0, known: Any = None
     ) -> Any:
-        """Return what is sure about all values that an expression may have, by the calls behind it.
+        """Return a fact that holds for all possible values of an expression, from the calls behind
+        it.
 
         Args:
             node: The expression.
-            of_call: Returns what is known of the result of a call, false where nothing is; or the
-                expression of which the same is known.
+            of_call: Returns the fact about a call's result, false if there is none; or an
+                expression with the same fact.
             depth: How deep the expression is.
             known: The answers so far: many ways lead to an expression, and each step would multiply
                 them.

@@ -167,7 +167,7 @@ def _needed_operators() -> Mapping[str, Any]:
 
 
 _REAL: Mapping[str, Target] = {
-    # A simulated profile that has the name of an accelerator says what the accelerator lacks.
+    # A simulated profile with the name of an accelerator lists what the accelerator lacks.
     **{family: Target(family, family, family, family) for family in FAMILIES},
     "cpu": Target("cpu", "cpu"),
 }
@@ -177,7 +177,7 @@ MAC = _REAL["mps"]
 
 
 def torch_object(name: str) -> Any:
-    """Return what a dotted name of torch means, or None if torch has no such name."""
+    """Return the object of a dotted name of torch, or None if torch has no such name."""
     import torch
 
     try:

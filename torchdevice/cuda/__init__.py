@@ -1,6 +1,6 @@
 """A remedy for the other project named ``torchdevice`` on PyPI, if it was installed over this one.
 
-Its package has the same name, so its ``torchdevice/__init__.py`` takes the place of this package's.
+Its package has the same name, so its ``torchdevice/__init__.py`` replaces this package's.
 Everything else of this package stays, and torch must be importable all the same. That project has a
 file ``cuda.py``, before which Python finds this folder.
 """
@@ -20,7 +20,7 @@ REMEDY = (
 
 
 def explain() -> None:
-    """Let ``torchdevice.portable`` and the like say why they are not there."""
+    """Let ``torchdevice.portable`` and the like raise an error that names the cause."""
     sys.modules["torchdevice"].__getattr__ = _missing  # type: ignore[method-assign]
 
 

@@ -160,7 +160,7 @@ _COMPILERS = ("torch._inductor.", "torch._dynamo.")
 
 
 class _Loader:
-    """Loads a module by another loader, to which it belongs afterwards."""
+    """Wraps a loader: patches the module after it has loaded, then hands it back."""
 
     def __init__(self, loader: Any, late: Late):
         self._loader, self._late = loader, late

@@ -44,7 +44,9 @@ _HASHED = frozenset({str, torch.device, int})
 
 
 Join = Callable[["Context", bool], AbstractContextManager[Any]]
-"""Returns what another thread enters to join a context; the bool sends that thread to the CPU."""
+"""Returns a context manager by which another thread joins a context; the bool sends that thread to
+the CPU.
+"""
 
 
 class ProgramDevices:

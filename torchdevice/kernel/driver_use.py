@@ -17,7 +17,7 @@ class DriverUse:
     """The program's use of the driver, in the process that was the first to use it.
 
     Args:
-        supplied: What the target answers for the driver.
+        supplied: The target's part for the driver.
         begun: Called at the first use.
 
     Attributes:

@@ -105,7 +105,7 @@ def in_every_thread(replacement: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def stands_for(replacement: Any, original: Any) -> None:
-    """Note what a replacement stands for, for :func:`original_of`."""
+    """Note the original of a replacement, for :func:`original_of`."""
     replacement._torchdevice_original = original
 
 
@@ -280,7 +280,7 @@ def replaced_function(
 def routed(
     owner: Any, replacement: Callable[..., Any], native_to: str | None
 ) -> Callable[[Any], Any]:
-    """Return what makes the replacement of a function of ``owner``, see :func:`per_context`.
+    """Return a decorator for replacements of functions of ``owner``, see :func:`per_context`.
 
     A name of an accelerator's module is native to that accelerator.
     """

@@ -120,11 +120,11 @@ class StandIns:
         return known[1]
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what stands in for a tensor, which may be itself."""
+        """Return the stand-in of a tensor, which may be the tensor itself."""
         raise NotImplementedError
 
     def other(self, value: Any) -> Any:
-        """Return what stands in for an argument that is no tensor."""
+        """Return the stand-in of an argument that is not a tensor."""
         return value
 
     def run(self, args: Any, kwargs: Any) -> Any:
@@ -147,7 +147,7 @@ class StandIns:
         return mapped(result, back)
 
     def back(self, result: torch.Tensor) -> torch.Tensor:
-        """Return what the program gets for a new tensor."""
+        """Return the program's tensor for a new one."""
         return result
 
 

@@ -15,7 +15,7 @@ class SuppliedMembers:
 
     Attributes:
         values: Values that do not change in the context, kept when they are first read.
-        written: Values that the program has set in the place of supplied ones.
+        written: Values that the program has set over supplied ones.
     """
 
     def __init__(self, context: object) -> None:

@@ -1,4 +1,4 @@
-"""What a target lacks of dtypes, and what the options of a scope want done about that."""
+"""The dtypes that a target lacks, and how a scope's options treat them."""
 
 from __future__ import annotations
 

@@ -351,7 +351,7 @@ forks.in_child(_after_fork)
 
 
 def stacked_modes() -> list[Any]:
-    """Return what is on torch's stack of function modes, the topmost last."""
+    """Return torch's stack of function modes, the topmost last."""
     while True:
         try:
             return list(map(_stack_at, chain.from_iterable(map(range, islice(_LENGTHS, 1)))))

@@ -30,7 +30,7 @@ class ThreadValues(threading.local):
         at_exit: Functions to call when the thread leaves the scope.
         at_return: Functions to call when the thread is back in the scope, as at each step of a
             decorated generator.
-        forced_cpu: Whether the rest of the scope was sent to the CPU.
+        forced_cpu: Whether the scope was sent to the CPU from here on.
         moving_module: How many moves of modules are in progress.
         redirects: The cache of ``Context.redirect``, emptied when the current device or
             ``forced_cpu`` changes.
@@ -73,7 +73,7 @@ class ThreadValues(threading.local):
             self.at_return.pop(0)()
 
     def finish(self) -> None:
-        """Undo what this thread did in the scope. Called when the thread's last entry was left."""
+        """Undo this thread's changes in the scope. Called when the thread's last entry was left."""
         if self.forced_cpu:
             self.forced_cpu = False
             self.redirects.clear()

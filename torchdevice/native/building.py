@@ -64,7 +64,7 @@ def path() -> Path:
 @functools.cache  # entering asks
 def _path_for(named: str, _home: str | None) -> Path:
     """Return the kernels' file for two variables' values; ``expanduser`` reads the second."""
-    if os.path.isabs(named):  # else whoever fills the working folder would choose what is executed
+    if os.path.isabs(named):  # else another user of the working folder could choose the code
         return Path(named, "torchdevice", _file_name())
     home = os.path.expanduser("~")
     if not os.path.isabs(home):
@@ -132,7 +132,7 @@ def why_not() -> str:
 
 
 def said(option: str) -> str:
-    """Return which kernels run in scopes on simulated devices with this option, in a few words."""
+    """Describe the kernels that this option chooses on simulated devices, in a few words."""
     if option == "never":
         return "Python"
     if is_built():

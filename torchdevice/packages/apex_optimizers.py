@@ -242,7 +242,7 @@ def _number(given: Any, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
 
 
 def _weight_so_far(beta: float, step: Any) -> Any:
-    """Return what a running average has taken of its values: ``1 - beta**step``."""
+    """Return the sum of a running average's weights so far: ``1 - beta**step``."""
     if isinstance(step, torch.Tensor) and beta > 0:
         return -torch.expm1(step * math.log(beta))
     return 1 - beta**step

@@ -1,4 +1,4 @@
-"""``apex.parallel``: LARC and batch normalizations; the rest torch has taken over."""
+"""``apex.parallel``: LARC and batch normalizations; torch has the other functions now."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class LARC:
         optimizer: The optimizer that takes the steps.
         trust_coefficient: The part of a parameter's norm by which one step may change it.
         clip: Whether the optimizer's own learning rate is the largest.
-        eps: Added to the norms by which is divided.
+        eps: Added to the norms in divisors.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ class Asker(NamedTuple):
 
 
 def asker() -> Asker | None:
-    """Return who asks for a package in this thread; None where no frame does."""
+    """Return the code that imports a package in this thread; None where no frame does."""
     looks, names_it = True, True
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_machinery(frame):

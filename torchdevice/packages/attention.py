@@ -220,7 +220,7 @@ def _distance(q: torch.Tensor, k: torch.Tensor, block: _Block) -> torch.Tensor:
 
 
 def _visible(distance: torch.Tensor, rule: Rule) -> torch.Tensor | None:
-    """Return which keys each row sees; None where it sees all."""
+    """Return a mask of the keys that each row sees; None where it sees all."""
     seen = None
     if rule.right is not None:
         seen = distance <= rule.right
@@ -233,7 +233,7 @@ def _visible(distance: torch.Tensor, rule: Rule) -> torch.Tensor | None:
 def _bias(
     q: torch.Tensor, distance: torch.Tensor, rule: Rule, block: _Block
 ) -> torch.Tensor | None:
-    """Return what is added to the scores of a block, or None: (batch or 1, heads, rows, keys)."""
+    """Return the bias of a block's scores, or None: (batch or 1, heads, rows, keys)."""
     bias = None
     if rule.slopes is not None:
         slopes = rule.slopes.to(wide_dtype(q.dtype)).reshape(-1, q.shape[2], 1, 1)

@@ -83,7 +83,7 @@ def flash_attn_func(
 
 
 def _check_triton(q: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """Check what the kernels in Triton take on a simulated GPU.
+    """Refuse what the kernels in Triton refuse, on a simulated GPU.
 
     Raises:
         AssertionError: They do not take it.
@@ -259,7 +259,7 @@ class CrossAttention(_Attention):
             # The last row sees the last key that is kept.
             last = key_padding_mask.sum(-1)[:, None, None, None] - rows
             scores = scores + torch.where(key_padding_mask[:, None, None], 0.0, _HIDDEN)
-        # In the place of the scores, so that a row without a key weighs all keys equally.
+        # Instead of the scores, so that a row without a key weighs all keys equally.
         scores = scores.masked_fill(_is_later(rows, keys, last), _HIDDEN)
         weights = self.drop(scores.softmax(-1, dtype=values.dtype))
         return torch.einsum("bhts,bshd->bthd", weights, values)

@@ -86,8 +86,8 @@ def of_channels(
     final_states_out: torch.Tensor | None = None,
     activation: str | None = None,
 ) -> Any:
-    """Return what ``causal_conv1d_fn`` does, of every dtype and layout, for blocks that copy what
-    it would refuse.
+    """``causal_conv1d_fn`` for every dtype and layout: blocks call it, which copy the tensors that
+    the function refuses.
     """
     width, length = weight.shape[1], x.shape[2]
     if initial_states is None and seq_idx is None and not return_final_states:

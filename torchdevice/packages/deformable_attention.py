@@ -51,7 +51,7 @@ def _attended(
 
 
 def _check(im2col_step: int, **tensors: torch.Tensor) -> None:
-    """Check what the package's kernel refuses, on a simulated GPU.
+    """Raise the errors of the package's kernel, on a simulated GPU.
 
     Raises:
         RuntimeError: The batch is no multiple of the step, or the memory is not contiguous.
@@ -75,7 +75,7 @@ def of_maps(
     attn_weight: torch.Tensor,
     im2col_step: int,
 ) -> torch.Tensor:
-    """Return what :func:`ms_deform_attn_forward` does, of every dtype."""
+    """:func:`ms_deform_attn_forward` for every dtype."""
     _check(
         im2col_step,
         value=value,
@@ -97,7 +97,7 @@ def of_maps_backward(
     grad_output: torch.Tensor,
     im2col_step: int,
 ) -> list[torch.Tensor]:
-    """Return what :func:`ms_deform_attn_backward` does, of every dtype."""
+    """:func:`ms_deform_attn_backward` for every dtype."""
     _check(
         im2col_step,
         value=value,

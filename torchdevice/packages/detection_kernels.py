@@ -46,7 +46,7 @@ def _of_mmcv(
 
     Args:
         name: What mmcv calls it.
-        check: What checks the arguments, by their names.
+        check: Checks the arguments, by their names.
     """
 
     def register(function: Any) -> Any:
@@ -955,7 +955,7 @@ def ms_deform_attn_backward(
 
 @stands_in(_both("get_compiler_version"))
 def get_compiler_version() -> str:
-    """Return which compiler made the kernels: none."""
+    """Return the compiler that made the kernels: none."""
     return "none"
 
 

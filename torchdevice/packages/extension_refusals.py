@@ -1,4 +1,4 @@
-"""What the compiled parts of apex, torch_scatter and mmcv refuse, in their words.
+"""The errors of the compiled parts of apex, torch_scatter and mmcv, in their words.
 
 As ``kernel_refusals``, these hold on simulated GPUs only.
 """
@@ -16,7 +16,7 @@ from torchdevice.packages.registry import on_simulated_gpu, unseen
 
 
 def reads_as(dtype: torch.dtype, tensors: Sequence[torch.Tensor]) -> None:
-    """Check what ``Tensor::data_ptr`` of a type does."""
+    """Repeat the check of ``Tensor::data_ptr<T>``."""
     for each in tensors:
         require(
             each.dtype == dtype,
@@ -25,7 +25,7 @@ def reads_as(dtype: torch.dtype, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def dispatches(kernel: str, dtype: torch.dtype, taken: Sequence[torch.dtype]) -> None:
-    """Check what ``AT_DISPATCH_`` does."""
+    """Repeat the check of ``AT_DISPATCH_``."""
     if dtype not in taken:
         raise NotImplementedError(f"\"{kernel}\" not implemented for '{scalar_type(dtype)}'")
 
@@ -45,7 +45,7 @@ def check_norm(
     is_mixed: bool,
     of_module: bool,
 ) -> None:
-    """Check what the kernels of ``apex.normalization`` refuse of tensors that autocast has cast.
+    """Raise the errors of ``apex.normalization``'s kernels for tensors that autocast has cast.
 
     Args:
         x: What is normalized.
@@ -132,7 +132,7 @@ def _check_shapes_of_parameters(
 def check_optimized(
     optimizer: str, parameter: torch.Tensor, gradient: torch.Tensor, taken: Sequence[torch.dtype]
 ) -> None:
-    """Check what an optimizer of apex, and ``multi_tensor_apply``, refuse of a parameter.
+    """Raise the errors of apex's optimizers and ``multi_tensor_apply`` for a parameter.
 
     Args:
         optimizer: The name of its class.
@@ -158,7 +158,7 @@ def check_lists(
     depth: int,
     taken: Sequence[torch.dtype],
 ) -> None:
-    """Check what an operation of apex on lists of tensors refuses (csrc/multi_tensor_apply.cuh).
+    """Raise the errors of apex's operations on lists of tensors (csrc/multi_tensor_apply.cuh).
 
     Args:
         kernel: The name that errors show.
@@ -195,7 +195,7 @@ def _is_contiguous(tensor: torch.Tensor) -> bool:
 
 
 def check_master_weights(master_weights: bool, capturable: bool) -> None:
-    """Check what ``FusedAdam`` refuses to be made with.
+    """Raise the errors of ``FusedAdam``'s constructor.
 
     Raises:
         RuntimeError: It has master weights and is not capturable.
@@ -252,7 +252,7 @@ _LINES = {
 
 
 def _asserted(condition: str, holds: bool, file: str, line: int, words: str) -> None:
-    """Check what ``AT_ASSERTM`` does."""
+    """Repeat the check of ``AT_ASSERTM``."""
     require(
         holds,
         f'{condition} INTERNAL ASSERT FAILED at "csrc/{file}":{line}, please report a bug to '
@@ -263,7 +263,7 @@ def _asserted(condition: str, holds: bool, file: str, line: int, words: str) -> 
 def check_scattered(
     kernel: str, src: torch.Tensor, index: torch.Tensor, out: torch.Tensor | None, dim: int
 ) -> None:
-    """Check what a kernel of torch_scatter refuses. Sums by index are torch's own operator.
+    """Raise the errors of a kernel of torch_scatter. Sums by index are torch's own operator.
 
     Args:
         kernel: One of those above.
@@ -320,10 +320,10 @@ def check_kernel(
     has_cpu: bool = True,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Check what a kernel of mmcv refuses.
+    """Raise the errors of a kernel of mmcv.
 
     Args:
-        registered: The name by which mmcv finds the kernel of a device.
+        registered: The name in mmcv's table of a device's kernels.
         kernel: The name that errors show.
         tensors: Its arguments that are tensors, which come first.
         same: Which of them it reads as the dtype of the first, or as ``dtype``.
@@ -479,7 +479,7 @@ def check_modulated(
     mask: torch.Tensor,
     how: Convolution,
 ) -> None:
-    """Check what the kernel of a deformable convolution with a mask refuses.
+    """Raise the errors of the kernel of a deformable convolution with a mask.
 
     Raises:
         RuntimeError: The kernel would refuse the tensors.

@@ -103,8 +103,8 @@ def _package_of(module: str) -> str | None:
 class FirstFinder:
     """The finder before all others: it gives stand-ins in place of installed packages.
 
-    Whoever asks gets them, because a library that finds the package without them would import the
-    installed one.
+    Libraries get them too, because one that finds the package would otherwise import the installed
+    one.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -210,7 +210,7 @@ _demanding = PerThread(is_on=False)
 
 
 def demanded(name: str) -> Any:
-    """Import a stand-in that a program has asked a library for, whoever calls."""
+    """Import a stand-in that a program has requested from a library."""
     with having(_demanding, is_on=True):
         return importlib.import_module(name)
 

@@ -65,7 +65,7 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 
 def _check_as_kernels(given: tuple[torch.Tensor, ...]) -> None:
-    """Raise what the package's kernels refuse, in their words. It copies non-contiguous tensors."""
+    """Raise the errors of the package's kernels, which copy tensors with gaps."""
     check_device(given)
     for each in given:
         if each.dtype not in _HALF:

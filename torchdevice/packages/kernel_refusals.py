@@ -1,6 +1,6 @@
-"""What the CUDA kernels of xformers, causal_conv1d and mamba_ssm refuse, in their words.
+"""The errors of the CUDA kernels of xformers, causal_conv1d and mamba_ssm, in their words.
 
-The stand-ins ask here on simulated GPUs only. Other targets have no such kernels, and take every
+The stand-ins use them on simulated GPUs only. Other targets have no such kernels, and take every
 dtype and layout.
 """
 
@@ -33,7 +33,7 @@ def is_on_gpu(tensor: torch.Tensor) -> bool:
 
 
 def expect(condition: str, holds: bool) -> None:
-    """Check what a TORCH_CHECK without words of its own does."""
+    """Repeat a TORCH_CHECK that has no text of its own."""
     if not holds:
         raise RuntimeError(
             f"Expected {condition} to be true, but got false.  (Could this error message be "
@@ -42,7 +42,7 @@ def expect(condition: str, holds: bool) -> None:
 
 
 def require(holds: bool, words: str) -> None:
-    """Check what a TORCH_CHECK with words of its own does."""
+    """Repeat a TORCH_CHECK that has a text of its own."""
     if not holds:
         raise RuntimeError(words)
 
@@ -80,7 +80,7 @@ def check_convolution(
     initial_states: torch.Tensor | None,
     return_final_states: bool,
 ) -> None:
-    """Check what ``causal_conv1d_fn`` refuses.
+    """Raise the errors of ``causal_conv1d_fn``.
 
     Raises:
         RuntimeError: The kernel would refuse the inputs.
@@ -128,7 +128,7 @@ def check_update_of_convolution(
     cache_seqlens: torch.Tensor | None,
     conv_state_indices: torch.Tensor | None,
 ) -> None:
-    """Check what ``causal_conv1d_update`` refuses.
+    """Raise the errors of ``causal_conv1d_update``.
 
     Raises:
         RuntimeError: The kernel would refuse the inputs.
@@ -172,7 +172,7 @@ def check_scan(
     z: torch.Tensor | None,
     delta_bias: torch.Tensor | None,
 ) -> None:
-    """Check what ``selective_scan_fn`` refuses.
+    """Raise the errors of ``selective_scan_fn``.
 
     Raises:
         RuntimeError: The kernel would refuse the inputs.
@@ -229,7 +229,7 @@ def check_step(
     b: torch.Tensor,
     c: torch.Tensor,
 ) -> None:
-    """Check what ``selective_state_update`` asserts.
+    """Repeat the assertions of ``selective_state_update``.
 
     Raises:
         AssertionError: The shapes do not fit.
@@ -269,7 +269,7 @@ def check_attention(
     *,
     chosen: bool,
 ) -> None:
-    """Check what ``xformers.ops.memory_efficient_attention`` refuses.
+    """Raise the errors of ``xformers.ops.memory_efficient_attention``.
 
     Args:
         query: (batch, rows, heads, size), or (batch, rows, size), or (batch, rows, groups, heads,

@@ -55,7 +55,7 @@ class Mamba2(nn.Module):
         conv_bias: Whether the convolution has one.
         chunk_size: How many steps are computed at once.
         use_mem_eff_path: Means nothing here.
-        layer_idx: The place of the block in a model, by which ``inference_params`` keep its state.
+        layer_idx: The place of the block in a model, the key of its state in ``inference_params``.
         process_group: Not stood in for: a block whose heads are in several processes.
         sequence_parallel: Means nothing without ``process_group``.
         device: Where the parameters are.

@@ -84,7 +84,7 @@ class Mamba(nn.Module):
         conv_bias: Whether the convolution has a bias.
         bias: Whether the projections have one.
         use_fast_path: Means nothing here.
-        layer_idx: The place of the block in a model, by which ``inference_params`` keep its state.
+        layer_idx: The place of the block in a model, the key of its state in ``inference_params``.
         device: Where the parameters are.
         dtype: Their dtype.
     """

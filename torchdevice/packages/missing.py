@@ -143,7 +143,7 @@ raise errors that do not show this.
 
 
 def note_of(name: str) -> str:
-    """Return what an error says where a package of :data:`MISSING` is missing."""
+    """Return the note on an error about a package of :data:`MISSING`."""
     missing = MISSING[name]
     if missing.needs_cuda:
         subject = f"{name}, {missing.what}, needs CUDA"

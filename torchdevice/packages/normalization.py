@@ -176,7 +176,9 @@ def _dropout_add(
 
 
 def mask_of(x: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-    """Return which elements of x were kept, as 0 and 1; all where there was no dropout."""
+    """Return a mask of the elements of x that were kept, as 0 and 1; all where there was no
+    dropout.
+    """
     return torch.ones_like(x, dtype=torch.uint8) if kept is None else kept.to(torch.uint8)
 
 

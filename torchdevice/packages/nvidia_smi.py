@@ -287,7 +287,7 @@ def chosen(devices: list[dict[str, Any]], wanted: str) -> list[dict[str, Any]]:
 
 
 def lines_for(words: list[str], devices: list[dict[str, Any]]) -> list[str]:
-    """Return what is printed for some arguments."""
+    """Return the output for some arguments."""
     given = parsed(words)
     if "--id" in given:
         devices = chosen(devices, given["--id"])
@@ -308,7 +308,7 @@ def lines_for(words: list[str], devices: list[dict[str, Any]]) -> list[str]:
 
 
 def _queried(given: dict[str, str], devices: list[dict[str, Any]]) -> list[str]:
-    """Return what ``-q`` prints with other arguments."""
+    """Return the output of ``-q`` with other arguments."""
     part = given.get("--display", "").upper()
     if part not in ("", "MEMORY"):
         raise UsageError(
@@ -320,7 +320,7 @@ def _queried(given: dict[str, str], devices: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    """Print what the arguments ask for, and return the exit status."""
+    """Print the output for the arguments, and return the exit status."""
     try:
         print("\n".join(lines_for(sys.argv[1:], json.loads(os.environ[VARIABLE]))))
     except UsageError as error:

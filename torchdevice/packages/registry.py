@@ -25,7 +25,7 @@ class Package(NamedTuple):
     """One package that is stood in for.
 
     Attributes:
-        distribution: The name by which ``importlib.metadata`` knows it.
+        distribution: Its name in ``importlib.metadata``.
         version: The release whose documentation the stand-in follows. Programs read it, for example
             as ``__version__``.
         files: The files of this folder that have its functions.

@@ -109,7 +109,7 @@ def scanned(
     delta_softplus: bool = False,
     return_last_state: bool = False,
 ) -> Any:
-    """Return what ``selective_scan_fn`` does, of every dtype.
+    """``selective_scan_fn`` for every dtype.
 
     Blocks of Mamba use it too.
     """

@@ -37,7 +37,7 @@ class AttentionBias:
     """What is added to the scores of attention: minus infinity where a row does not see a key."""
 
     def rule(self, rows: int, keys: int) -> Rule:
-        """Return which keys each of so many rows sees, of so many."""
+        """Return the rule for the keys that a row sees, for so many rows and keys."""
         raise NotImplementedError
 
     def to(self: _Bias, device: Any) -> _Bias:
@@ -178,7 +178,7 @@ class _OfSequences(AttentionBias):
         self.q_seqlen, self.kv_seqlen = list(q_seqlen), list(kv_seqlen)
 
     def rule(self, rows: int, keys: int) -> Rule:
-        """Return which keys a row of a sequence sees."""
+        """Return the rule for the keys that a row of a sequence sees."""
         return Rule()
 
     @property

@@ -27,7 +27,7 @@ def plan(
     memory: int | str | None = None,
     **kwargs: Any,
 ) -> dict[str, Any]:
-    """Return what ``torchdevice plan`` says of a function or a model, as the data of ``--json``.
+    """Plan a function or a model, and return the data of ``torchdevice plan --json``.
 
     The call runs without values on a simulated GPU. A function makes what it needs on ``"cuda"``. A
     model and tensors among the arguments are copied there without their values, and stay as they
@@ -120,7 +120,7 @@ def _on_gpu(value: Any) -> Any:
 
 
 def _loss(result: Any) -> torch.Tensor:
-    """Return what is trained on: the ``loss`` of a result, else the sum of its tensors."""
+    """Return the loss to train on: ``loss`` of a result, else the sum of its tensors."""
     loss = getattr(result, "loss", None)
     if loss is not None:
         return loss

@@ -99,7 +99,7 @@ def _has_ranks(name: str, number: str) -> bool:
 
 
 def tried(ranks: int | None) -> list[Change]:
-    """Return what is tried of a program: as it is, and with each change.
+    """Return the changes to try on a program, with none first.
 
     Args:
         ranks: Of how many ranks the program is planned; None for a program of one process.
@@ -108,7 +108,7 @@ def tried(ranks: int | None) -> list[Change]:
 
 
 def tried_on_model(train: str, ranks: int | None, strategy: str | None) -> list[Change]:
-    """Return what is tried of a way of training a model without a program.
+    """Return the changes to try on a way of training a model without a program.
 
     Args:
         train: The way.

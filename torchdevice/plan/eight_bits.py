@@ -59,11 +59,11 @@ class _EightBits(torch.optim.Optimizer):
 
 
 class EightBitAdamW(_EightBits, torch.optim.AdamW):
-    """In the place of ``torch.optim.AdamW``."""
+    """Replaces ``torch.optim.AdamW``."""
 
 
 class EightBitAdam(_EightBits, torch.optim.Adam):
-    """In the place of ``torch.optim.Adam``."""
+    """Replaces ``torch.optim.Adam``."""
 
 
 _OF: Mapping[type[torch.optim.Optimizer], type[_EightBits]] = {

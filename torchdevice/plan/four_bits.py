@@ -78,8 +78,8 @@ class FourBitLinear(torch.nn.Linear):
 
 
 def replace(model: Any) -> None:
-    """Put such layers in the place of the linear layers of a model of transformers, but for those
-    that it keeps: the output's, tied ones, the last, and those that it wants in float32.
+    """Replace the linear layers of a model of transformers by such layers, but for those that it
+    keeps: the output's, tied ones, the last, and those that it wants in float32.
     """
     from transformers.pytorch_utils import Conv1D  # here, because only --model needs it
 

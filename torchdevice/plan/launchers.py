@@ -1,8 +1,8 @@
 """The program behind a launcher: ``torchrun --nproc-per-node 4 train.py`` is one of four ranks.
 
 torchrun and accelerate read their own words, and accelerate its own configuration, in a process in
-which nothing is started. There :func:`main` takes the place of what would start the ranks. This
-process has as many simulated GPUs as the plan, which launchers count.
+which nothing is started. There :func:`main` runs instead of the function that would start the
+ranks. This process has as many simulated GPUs as the plan, which launchers count.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOCAL_RANK = "${local_rank}"
 
 
 class Launch(NamedTuple):
-    """What a launcher would start.
+    """The processes that a launcher would start.
 
     Attributes:
         words: The program. :data:`LOCAL_RANK` in them stands for the rank on its machine.
@@ -88,7 +88,7 @@ def _refuse(names: Sequence[str]) -> None:
 
 
 def read(launcher: Sequence[str], devices: int) -> Launch:
-    """Return what a launcher would start.
+    """Return the launch that a launcher's words describe.
 
     Args:
         launcher: Its module and its words, see :func:`launcher_of`.
@@ -153,7 +153,7 @@ _COUNTED = {"cpu": "this machine's processors"}
 
 
 def _of_torchrun(torchrun: Any, args: Any, before: Mapping[str, str], devices: int) -> Launch | str:
-    """Return what torchrun would start, or why that is not known.
+    """Return torchrun's launch, or the reason why it is not known.
 
     Source: ``config_from_args`` in ``torch/distributed/run.py``.
     """

@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def title(words: Sequence[str]) -> str:
-    """Return what the program does, as a person says it."""
+    """Describe the program, in a person's words."""
     given = parser().parse_args(words)
     kinds = {
         "full": "full fine-tuning",

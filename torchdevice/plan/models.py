@@ -162,7 +162,7 @@ def _has_linear_attention_alone(config: Any) -> bool:
 
 
 def _quantize(model: Any) -> None:
-    """Give a model weights in four bits and the rest in float32, and train nothing of it."""
+    """Give a model weights in four bits and other parameters in float32, and freeze all of it."""
     four_bits.replace(model)
     for each in model.modules():  # some models then leave their weights to their layers
         if hasattr(each, "config"):

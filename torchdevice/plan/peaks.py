@@ -300,13 +300,13 @@ def _parts(found: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str, Any]:
-    """Return what a plan says, as data for JSON.
+    """Return a plan as data for JSON.
 
     Args:
         peaks: The memory of the devices.
         report: What the program asked for, by line.
-        error: What ended the program early: an exception that nobody caught, or the ``SystemExit``
-            of a status that is not 0.
+        error: The error that ended the program early: an exception that nobody caught, or the
+            ``SystemExit`` of a status that is not 0.
     """
     devices = [_device(peaks, index) for index in sorted(peaks.devices)]
     others = other_processes.of(report)
@@ -355,7 +355,7 @@ def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str,
 def _evidence(
     peaks: Peaks, error: BaseException | None, devices: list[Any], others: list[dict[str, Any]]
 ) -> fitting.Evidence:
-    """Return what a plan proves, by how its program ended."""
+    """Return the evidence of a plan, which depends on the end of its program."""
     used = devices or any(each["devices"] for each in others)
     finished = _is_finished(peaks, error, others)
     return fitting.Evidence(
@@ -386,7 +386,7 @@ def _is_finished(
 
 
 def _ended(peaks: Peaks, error: BaseException | None, others: Sequence[Mapping[str, Any]]) -> str:
-    """Return what ended a program early; empty if nothing did."""
+    """Describe the early end of a program; empty if it finished."""
     if error is not None:
         place = last_place(error)
         # The program of --model is this package's, and no line of the user's.
@@ -405,11 +405,11 @@ def _ended(peaks: Peaks, error: BaseException | None, others: Sequence[Mapping[s
 
 
 _BOUNDS = {MOST: "upper", STEPS: "upper", FEWEST: "lower", SKIPS: "lower"}
-"""What was assumed of values on which memory depends -> which bound of the memory the plan is."""
+"""The assumption about values that memory depends on -> the bound that the plan then is."""
 
 
 def _assumed(report: Report) -> Iterator[dict[str, Any]]:
-    """Yield what was assumed of values, and where."""
+    """Yield the assumptions about values, with their lines."""
     for row in report.rows:
         if row.done.startswith(ASSUMED):
             yield {
@@ -446,7 +446,7 @@ def _named(error: BaseException) -> str:
 
 
 def _advice(error: BaseException | None) -> str:
-    """Return what to do about an error, where a plan needs less than what the program asked for."""
+    """Return advice on an error, if a plan can do without the failed request."""
     if type(error).__name__ in _OF_LAUNCHERS:
         return _WITHOUT_LAUNCHER
     if not isinstance(error, OSError):

@@ -43,7 +43,7 @@ def answer(plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _not_changed(plan: Mapping[str, Any]) -> Iterator[str]:
-    """Yield which parts of a change were not made: the plan is that of a program without them."""
+    """Yield a sentence on the parts of a change that were not made, which the plan lacks."""
     if plan.get("not changed") and plan["finished"]:
         names = " and ".join(plan["not changed"])
         yield f"The plan is without {names}: {change_words.NO_PLACE}."
@@ -55,7 +55,7 @@ def uses_gpus(plan: Mapping[str, Any]) -> bool:
 
 
 def _need(plan: Mapping[str, Any]) -> str:
-    """Return what the program needs; of several processes, one after the other or at once."""
+    """Describe the need of the program; of several processes, one after the other or at once."""
     others = plan["other processes"]
     share = other_processes.are_on_one_device(plan["devices"], others)
     if share and plan["at least"] < plan["needs"]:
@@ -73,7 +73,7 @@ def _need(plan: Mapping[str, Any]) -> str:
 
 
 def _smallest(plan: Mapping[str, Any]) -> str:
-    """Return which is the smallest GPU that fits for certain."""
+    """Name the smallest GPU that fits for certain."""
     found = fitting.smallest(plan["fits"])
     if found is not None:
         left = f"{written(found['memory'])}, {found['headroom']:g} % left"
@@ -96,7 +96,7 @@ def _ran_out(plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _interval(plan: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the sizes that depend on values make of the answer: one bound, or the interval."""
+    """Yield a sentence on sizes that depend on values: one bound, or the interval."""
     least = plan.get("least")
     if not plan["bound"]:
         if least is not None:
@@ -116,7 +116,7 @@ def _interval(plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _verdicts(plan: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what was found by comparing a plan with a baseline and with a GPU."""
+    """Yield the results of comparing a plan with a baseline and with a GPU."""
     for each in plan.get("judged", ()):
         yield f"{'Failed: ' if each['failed'] else ''}{each['said']}"
 
@@ -155,7 +155,7 @@ def _devices(devices: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Rows]]
 
 
 def _sizes(process: Mapping[str, Any]) -> str:
-    """Return what another process had at most on each device, and whether that is all of it."""
+    """Return another process's peak on each device, and whether the process finished."""
     parts = [f"{written(size)} on {device}" for device, size in process["devices"].items()]
     if not process["ended"]:
         parts.append("did not finish")
@@ -163,7 +163,7 @@ def _sizes(process: Mapping[str, Any]) -> str:
 
 
 def _ranks(plan: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
-    """Yield what each rank needs, where several were planned, and what this one sends to others."""
+    """Yield the need of each rank, if several were planned, and the traffic of this one."""
     if "ranks" in plan:
         needs = [
             (f"rank {each['rank']}", f"{written(each['needs']):>11}", each["ended"])
@@ -219,7 +219,9 @@ def _left(gpu: Mapping[str, Any]) -> str:
 
 
 def _place(each: Mapping[str, Any]) -> str:
-    """Return the program's line as a person writes it, and the library's where that asked."""
+    """Return the program's line in its short form, with the library's line if a library made the
+    request.
+    """
     return ", through ".join(map(source.short, each["lines"]))
 
 

@@ -2,9 +2,10 @@
 
 At each token the layers of a model differ in nothing that memory depends on: the same code gets
 arguments of the same shapes. So one layer of each kind runs, and what it asked of the allocator is
-repeated for the others, request by request, in the same order and with the same ends. The rest of
-the model and of ``generate`` runs as always. The prompt, the first tokens and the last one run
-wholly, and the layers that then ask for something else than the one of their kind are not repeated.
+repeated for the others, request by request, in the same order and with the same ends. The other
+parts of the model and of ``generate`` run as always. The prompt, the first tokens and the last one
+run wholly, and the layers that then ask for something else than the one of their kind are not
+repeated.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WHOLE = 3
 """How many calls of a layer run wholly: that of the prompt, and those of the first tokens."""
 
 _INDEX = "layer_idx"
-"""The attribute by which a part of a layer finds its part of a cache."""
+"""The attribute of a layer's part with the index of its part of a cache."""
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
@@ -84,14 +85,14 @@ class _Given(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """What a call of a layer did to memory.
+    """The effect of a layer's call on memory.
 
     Attributes:
-        events: What it asked of the allocator, in this order.
+        events: Its requests to the allocator, in order.
         kept: Number of a block of the call -> the slots of the cache that it is for, with their new
             tensors.
         numbers: The values of the cache's other attributes after the call.
-        result: What it returned; a :class:`_View` or a :class:`_Given` in the place of each tensor.
+        result: Its result, with a :class:`_View` or a :class:`_Given` instead of each tensor.
     """
 
     events: tuple[_New | _End | _Left, ...]
@@ -101,13 +102,13 @@ class _Call(NamedTuple):
 
     @property
     def asked(self) -> Any:
-        """What is the same of two layers that ask for the same memory."""
+        """Equal for two layers that ask for the same memory."""
         events = [each[:2] if isinstance(each, _New) else each for each in self.events]
         return events, self.kept, self.numbers, self.result
 
 
 class _Requests(Observer):
-    """Records what is asked of the allocator while a layer runs."""
+    """Records the requests to the allocator while a layer runs."""
 
     def __init__(self) -> None:
         self._events: list[tuple[Any, ...]] | None = None
@@ -188,7 +189,7 @@ class _State:
 
 
 def _mark_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return what the memory of a kernel depends on, of a tensor."""
+    """Return the properties of a tensor that a kernel's memory depends on."""
     return (
         tensor.shape,
         tensor.stride(),
@@ -199,7 +200,7 @@ def _mark_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _mark(value: Any) -> Any:
-    """Return what the memory of a call depends on, of an argument without caches.
+    """Return the properties of an argument without caches that a call's memory depends on.
 
     Raises:
         _NotUnderstood: It is of an unknown class.
@@ -217,7 +218,7 @@ def _mark(value: Any) -> Any:
 
 
 def _description(layer: torch.nn.Module) -> Any:
-    """Return what a layer's memory may depend on, apart from its index."""
+    """Return the properties of a layer that its memory may depend on, without its index."""
     found: list[Any] = []
     for name, module in layer.named_modules():
         found.append((name, type(module)))
@@ -230,7 +231,7 @@ def _description(layer: torch.nn.Module) -> Any:
 
 
 def _index_of(layer: torch.nn.Module) -> int:
-    """Return which part of a cache is that of a layer.
+    """Return the index of a layer's part of a cache.
 
     Raises:
         _NotUnderstood: It names none, or several.
@@ -271,7 +272,7 @@ class _Kind:
 
 
 class _Layer:
-    """A layer, and what runs in the place of its ``forward``.
+    """A layer, and the function that runs instead of its ``forward``.
 
     Args:
         layer: The layer.
@@ -329,7 +330,7 @@ class _Layer:
         return result
 
     def _key(self, given: Any, parts: list[Any]) -> Any:
-        """Return what a call's memory depends on, and collect the parts of caches that are its."""
+        """Return a key of a call's memory, and collect the call's parts of caches."""
         found: list[Any] = []
         for each in given:
             name, value = each if isinstance(each, tuple) and len(each) == 2 else ("", each)
@@ -387,7 +388,7 @@ def _call(
     result: Any,
     given: list[torch.Tensor],
 ) -> _Call:
-    """Return what a call did that ran.
+    """Return the record of a call that ran.
 
     Raises:
         _NotUnderstood: It cannot be repeated.
@@ -421,7 +422,7 @@ def _call(
 def _events(
     recorded: list[tuple[Any, ...]], before: _State
 ) -> tuple[list[_New | _End | _Left], dict[int, int]]:
-    """Return what was asked of the allocator, and the blocks that are left: address -> number."""
+    """Return the requests to the allocator, and the blocks that are left: address -> number."""
     events: list[_New | _End | _Left] = []
     there: dict[int, int] = {}
     count = 0
@@ -452,7 +453,7 @@ def _view(tensor: torch.Tensor, there: dict[int, int]) -> _View:
 
 
 def _described(result: Any, there: dict[int, int], given: list[torch.Tensor]) -> Any:
-    """Return a result with a description in the place of each tensor."""
+    """Return a result with a description instead of each tensor."""
     if isinstance(result, torch.Tensor):
         place = next((at for at, each in enumerate(given) if each is result), None)
         return _view(result, there) if place is None else _Given(place)

@@ -40,7 +40,7 @@ class Sweep:
 
     @classmethod
     def parsed(cls, text: str) -> Sweep:
-        """Return what a text such as ``batch-size=1,2,4`` says.
+        """Parse a text such as ``batch-size=1,2,4``.
 
         Raises:
             ValueError: It is not of that form.
@@ -230,11 +230,11 @@ def _plan(job: Job, source: bytes, running: list[Any]) -> dict[str, Any]:
 
 
 _LONGEST = 200
-"""The most letters of what a program said at its end."""
+"""The most letters of a program's last words."""
 
 
 def _said(plan: Mapping[str, Any], last: str) -> str:
-    """Return what a program said of its early end; nothing if it said nothing.
+    """Return the program's own words on its early end; empty if there are none.
 
     Args:
         plan: The plan.
@@ -249,7 +249,7 @@ def _said(plan: Mapping[str, Any], last: str) -> str:
 
 
 def data(sweeps: Sequence[Sweep], plans: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
-    """Return what a sweep says, as data for JSON.
+    """Return a sweep as data for JSON.
 
     Args:
         sweeps: The names and their values.
@@ -274,7 +274,7 @@ def _largest(model: str, plans: Sequence[Mapping[str, Any]]) -> Values | None:
 
 
 def _size(plan: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return what the plans of a sweep are ordered by: of one name its value, of several the need.
+    """Return the sort key of a plan: the value if one name is swept, else the need.
 
     Small programs need the same for several values, of which the largest counts.
     """
@@ -325,7 +325,7 @@ def tables_of_changes(plans: list[dict[str, Any]], model: str | None) -> list[tu
 
 
 def needs(plan: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what a plan needs, and the smallest GPU that has it or why that is not known."""
+    """Return the need of a plan, and the smallest GPU that has it, or why that is not known."""
     if not plan["finished"]:
         if not rendering.uses_gpus(plan):
             return "", f"not finished: {plan['ended']}"

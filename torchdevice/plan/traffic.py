@@ -86,7 +86,7 @@ class _Sum:
     sent: float = 0
 
     def without(self, other: _Sum) -> _Sum:
-        """Return what has come since ``other``."""
+        """Return the traffic since ``other``."""
         return _Sum(self.calls - other.calls, self.message - other.message, self.sent - other.sent)
 
 
@@ -128,8 +128,8 @@ class Traffic:
             self._marks = [*self._marks[-1:], copied]
 
     def data(self) -> dict[str, Any]:
-        """Return what was counted, as data for JSON: from the end of the last optimizer's step but
-        one to that of the last; of a program with fewer steps, all of it.
+        """Return the counts as data for JSON: from the end of the last optimizer's step but one to
+        that of the last; of a program with fewer steps, all of it.
         """
         if len(self._marks) == 2:
             before, after = self._marks

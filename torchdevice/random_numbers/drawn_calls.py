@@ -195,7 +195,7 @@ def _dropped(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
 
 
 def _drawing_for(context: Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Drawing | None:
-    """Return what draws the numbers of a call; None where it does not draw for the accelerator."""
+    """Return a function that draws a call's numbers for the accelerator, or None."""
     # Compiled code draws the target's numbers, and fake tensors have none.
     if torch.compiler.is_compiling() or context.thread.forced_cpu or dispatch_modes.is_tracing():
         return None

@@ -155,7 +155,7 @@ def _turn(tensor: torch.Tensor, end: float, start: float) -> None:
 
 
 def _scale_by_numpy(values: Any, factor: float, summand: float) -> None:
-    """Do what :func:`_scaled` does in float32 memory."""
+    """:func:`_scaled` for memory in float32."""
     # Numbers beyond the range become infinite, as torch's.
     with scratch.borrowed() as room, numpy.errstate(all="ignore"):
         for start in range(0, len(values), scratch.CHUNK):
@@ -355,7 +355,7 @@ def _integers(words: Any, span: int, base: int) -> torch.Tensor:
 
 
 def _reduce(words: Any, span: int) -> None:
-    """Let the remainders by a span take the place of words."""
+    """Replace words by their remainders by a span."""
     if span >= 1 << words.itemsize * 8:
         return
     if span & (span - 1) == 0:

@@ -93,7 +93,7 @@ class Kind(NamedTuple):
     """What a kernel makes of the words of a counter.
 
     Attributes:
-        name: Its name, by which compiled code knows it.
+        name: Its name in compiled code.
         unroll: How many numbers a counter gives.
         dtype: The dtype of the numbers in NumPy.
         numbers: Returns arrays of numbers of the arrays of words, which it may write to, at least

@@ -109,7 +109,7 @@ class Row:
 def rows_of(entries: Iterable[Entry]) -> list[Row]:
     """Return the rows of a journal's entries, in the order in which a report shows them.
 
-    Entries that say the same of the same line are one row.
+    Equal entries of one line are one row.
     """
     alike = _alike(map(_row, entries), str)
     return _ordered([functools.reduce(_sum, each) for each in alike])

@@ -42,7 +42,7 @@ def target(report: Content) -> str:
 
 
 def exchange(row: Row) -> str:
-    """Return what was asked for and what was done; once where both are the same."""
+    """Return a row's request and result; once if they are equal."""
     return row.done if row.done in (row.asked, f"{row.asked}:0") else f"{row.asked} -> {row.done}"
 
 

@@ -79,7 +79,7 @@ class _Member:
         run_folder.leave(".begun", json.dumps({"name": _name(), "pid": os.getpid()}), self._token)
 
     def end(self) -> None:
-        """Write what this process did. May be called again, when it has done more."""
+        """Write this process's part. May be called again, to replace the part by a later one."""
         folder = None if run_folder.leads() else run_folder.path()
         if folder is None:
             self._forget()
@@ -128,7 +128,7 @@ class _Member:
 
 
 def _name() -> str:
-    """Return what to call this process."""
+    """Return a name for this process."""
     parts = [f"rank {os.environ['RANK']}"] if os.environ.get("RANK") else []
     if current_process().name != "MainProcess":
         parts.append(current_process().name)

@@ -138,8 +138,8 @@ def enable(
 ) -> Scope:
     """Activate a scope in this thread and those it starts, until :func:`disable` or the end.
 
-    The last call counts: it takes the place of the program's calls before, in this thread, with
-    their options.
+    The last call counts: it replaces the program's earlier calls in this thread, with their
+    options.
 
     Args:
         propagate: Also set ``TORCHDEVICE=1`` and the variables of all options in the environment
@@ -245,7 +245,7 @@ def _before_cell(_: Any) -> None:
 
 
 def variables_of(scope: Scope) -> dict[str, str | None]:
-    """Return the variables by which a child process activates a scope like this one."""
+    """Return the variables that make a child process activate a scope like this one."""
     context = scope._resolved()
     found = _options.to_environment(context.options)
     target = context.runtime.target

@@ -118,7 +118,7 @@ def from_texts(
     Args:
         key_of: Returns the key of an option.
         read: Returns the text at a key; nothing where the option is not given.
-        remedy: What the message of an error says last.
+        remedy: The last sentence of an error's message.
 
     Raises:
         ValueError: A text is not valid for its option; the message names the key.
@@ -220,7 +220,7 @@ def takes_options(*, without: tuple[str, ...] = ()) -> Callable[[F], F]:
 
     def complete(function: Any) -> Any:
         signature = inspect.signature(function)
-        # What takes the place of **options is listed.
+        # The parameters that replace **options are listed.
         known = {*declarations(), "options"} - {*without}
         parameters = [each for name, each in signature.parameters.items() if name not in known]
         taken = [

@@ -5,9 +5,9 @@ of the process), puts a mode on this thread's stack (if this is the first of the
 the scope's context the thread's innermost. Leaving undoes exactly that.
 
 Both are atomic. An interrupt at any line leaves the thread wholly in the scope or wholly out of it:
-each step can be repeated, so whoever is interrupted does all of them again. A ``with`` statement
-whose ``__exit__`` is interrupted before it could begin leaves when it drops that, see
-``kernel/python/interrupt_safe_exit.py``.
+each step can be repeated, so after an interrupt all of them run again. If Ctrl-C keeps the
+``__exit__`` of a ``with`` statement from starting, the scope is left when Python drops the bound
+method, see ``kernel/python/interrupt_safe_exit.py``.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class Scope(AbstractContextManager["Scope"]):
 
 
 class Joining(Scope):
-    """The scope by which a thread joins the context of the thread that started it."""
+    """The scope of a thread that joins the context of the thread that started it."""
 
     def __init__(self, scope: Scope, context: Context, forced_cpu: bool):
         super().__init__(scope.options)
@@ -256,7 +256,7 @@ class Joining(Scope):
 
     def __enter__(self, enabled_by: str = "") -> Scope:
         super().__enter__(enabled_by)
-        # After entering: leaving undoes it with the rest of the thread's state.
+        # After entering: leaving undoes it with the thread's other state.
         if self._forced_cpu:
             self._context.thread.force_cpu()
         return self

@@ -190,10 +190,10 @@ def simulated_profile(target: str, devices: int | None = None) -> tuple[Profile,
 
 
 def devices_of_ranks(target: object, written_for: object) -> dict[str, Any]:
-    """Return the option by which each rank of this host has a device, if the target has fewer.
+    """Return the ``devices`` that give each rank of this host one, if the target has fewer.
 
-    torchrun tells a rank how many there are on its host. A number of devices in the target's name,
-    a variable or a flag counts more than this one.
+    torchrun sets the number of ranks of a host. A number of devices in the target's name, a
+    variable or a flag counts more than this one.
 
     Args:
         target: What was asked for.

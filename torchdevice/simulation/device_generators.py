@@ -1,6 +1,6 @@
 """Random numbers as CUDA counts them: a seed, and an offset that each drawing kernel advances.
 
-A state of 16 bytes says all numbers that follow, on any machine. With ``random="cuda"``, the
+A state of 16 bytes determines all numbers that follow, on any machine. With ``random="cuda"``, the
 default of simulated GPUs, they are the GPU's own for the operators of
 :mod:`torchdevice.random_numbers.operators`. Those of other operators, and all with
 ``random="device"``, are made by the CPU's kernels, from a generator of the CPU that is seeded anew
@@ -92,7 +92,7 @@ class _State:
         return source
 
     def upcoming(self) -> torch.Generator:
-        """Return the generator of the CPU from which the next kernel draws."""
+        """Return the CPU generator that draws the next kernel's numbers."""
         if not self.is_cpus:
             self.numbers.manual_seed(mixed(self.seed, self.offset))
         return self.numbers

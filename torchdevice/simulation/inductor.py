@@ -112,7 +112,7 @@ _NO_FLOAT8 = (
 def _check_capability(
     gm: torch.fx.GraphModule, nodes: Iterable[torch.fx.Node], inputs: Sequence[Any]
 ) -> None:
-    """Refuse what Inductor and Triton refuse of a GPU's capability.
+    """Raise Inductor's and Triton's errors for a GPU's capability.
 
     Raises:
         SkipFrame: The graph takes or returns bfloat16, which the GPU has no instructions for.

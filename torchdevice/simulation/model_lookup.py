@@ -79,7 +79,7 @@ def find(profile: str) -> DeviceModel | None:
     """Return a target's model, by name, file or JSON object; None for a name without one.
 
     Raises:
-        ValueError: The file cannot be read, or what it says is not a model.
+        ValueError: The file cannot be read, or describes no model.
     """
     if profile.startswith("{"):
         return _described(_parsed(json.loads, profile, "it"), "The description")

@@ -3,8 +3,8 @@
 On CUDA that mode records compiled code in CUDA graphs, whose outputs have the same memory in every
 run. Torch frees the outputs of the step before when a new step begins. A step begins with a call of
 a compiled function, unless the program has called ``torch.compiler.cudagraph_mark_step_begin()``,
-which then begins each step; without that it does not begin while a backward is pending. What reads
-such an output gets torch's error. The rules are those of ``torch/_inductor/cudagraph_trees.py``
+which then begins each step; without that it does not begin while a backward is pending. Reading
+such an output raises torch's error. The rules are those of ``torch/_inductor/cudagraph_trees.py``
 (``CUDAGraphTreeManager``).
 
 Torch raises for the outputs of the first two steps. From the third on it overwrites them silently;
@@ -141,7 +141,7 @@ _trees: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictiona
 def graph_of(
     gm: torch.fx.GraphModule, nodes: Sequence[torch.fx.Node], options: Any
 ) -> Graph | None:
-    """Return what is known of a graph; None where the program asks for no recorded graphs.
+    """Return the facts about a graph; None if the program uses no recorded graphs.
 
     Args:
         gm: The graph of ATen operators.

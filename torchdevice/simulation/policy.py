@@ -226,7 +226,7 @@ def lose(cause: str, kind: tuple[str, str] = DEVICE_ASSERT) -> Exception:
 
 
 def replace_lost() -> None:
-    """Put working devices in the place of those of this thread's scope that failed."""
+    """Replace the failed devices of this thread's scope by working ones."""
     context = thread_state.state.context
     if (
         context is not None

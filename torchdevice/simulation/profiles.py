@@ -7,9 +7,9 @@
 - ``strict``: everything that ``cuda`` or ``mps`` lacks, without a fallback to the CPU. A program
   that runs on it needs nothing that either of the two lacks.
 
-The table is torchgen/packaged/ATen/native/native_functions.yaml, which every torch wheel carries.
-What a device lacks besides, a profile or a model of the device says (``simulation/gpu_models.py``).
-A real device's operators without a kernel are those that are not registered with torch, see
+The table is torchgen/packaged/ATen/native/native_functions.yaml, which every torch wheel carries. A
+profile or a model of a device lists what else it lacks (``simulation/gpu_models.py``). A real
+device's operators without a kernel are those that are not registered with torch, see
 ``calls/lacking/missing_operators.py``.
 """
 

@@ -2,8 +2,8 @@
 
 Either the ledger in C++ leads or the model of the allocator in Python does. The ledger serves
 default settings, without private pools, observers, and blocks that another stream may use or that
-storages of Python have. Whoever asks anything else of the device lets the model lead, with the same
-blocks and figures. The next allocation lets the ledger lead again, if it can.
+storages of Python have. Any other question to the device lets the model lead, with the same blocks
+and figures. The next allocation lets the ledger lead again, if it can.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FIGURES = [kind + name for kind in ("", "peak_", "total_") for name in _NAMES]
 class NativeDevice(Device):
     """The memory of one simulated device.
 
-    ``_blocks`` is missing while the ledger leads; whoever reads it lets the model in Python lead.
+    ``_blocks`` is missing while the ledger leads; reading it lets the model in Python lead.
 
     Args:
         index: The index of the device.

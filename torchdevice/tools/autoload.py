@@ -2,8 +2,8 @@
 
 torch calls :func:`activate` through its entry point in ``torch.backends``,
 ``torchdevice_autoload``, at the end of its import, wherever this package is installed. So this
-module reads the variable before it imports the rest of the package, and it never makes the import
-of torch fail.
+module reads the variable before it imports other parts of the package, and it never makes the
+import of torch fail.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def remove(ipython: Any) -> None:
 
 
 def _status() -> str:
-    """Return which scope is active in this session, and with which options."""
+    """Describe the active scope of this session, with its options."""
     scope = activation.current()
     if scope is None:
         return f"torchdevice: no scope is active. %{_NAME} {_ON} begins one."

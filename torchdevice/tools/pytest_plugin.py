@@ -280,7 +280,7 @@ class _Summary:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take what a worker did. A worker that was killed sends nothing."""
+        """Collect a worker's report. A worker that was killed sends none."""
         from torchdevice.report import Report
 
         sent = getattr(node, "workeroutput", {}).get(_MARK)

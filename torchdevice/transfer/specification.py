@@ -18,7 +18,7 @@ _streams_outside: dict[Any, torch.Stream] = {}
 
 
 class DeviceSpec:
-    """A device, and the streams by which it takes part in moves.
+    """A device, and its streams for moves.
 
     A device without an ordinal means the current one of when the specification is made, where torch
     knows that by then. A specification may be made before a scope is entered: a scope gives the

@@ -41,7 +41,7 @@ class StandInDriver(CudaDriver):  # type: ignore[misc]
         )
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        """Return what launches a kernel that the program has compiled by ``triton.compile``."""
+        """Return a launcher for a kernel that the program has compiled by ``triton.compile``."""
 
         # The stream, the function, the packed metadata, that of the launch and two hooks come
         # before the arguments.

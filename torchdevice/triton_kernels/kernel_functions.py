@@ -84,7 +84,7 @@ where two threads parse at once (python/cpython#106905).
 
 
 def parsed_alone(original: Callable[[Any], ast.Module]) -> Callable[[Any], ast.Module]:
-    """Return the method by which Triton's compiler parses a kernel, for one thread at a time."""
+    """Return the parsing method of Triton's compiler, for one thread at a time."""
 
     @functools.wraps(original)
     def parse(kernel: Any) -> ast.Module:
@@ -150,7 +150,7 @@ _KERNELS = triton.JITFunction, triton.InterpretedFunction
 
 
 def called(function: Any) -> Callable[..., Any]:
-    """Return what a call of a function in a kernel runs."""
+    """Return the function that a call in a kernel runs."""
     function = triton.constant(function)
     # Others may have no hash.
     if isinstance(function, (type, types.FunctionType, types.BuiltinFunctionType)):
@@ -158,7 +158,7 @@ def called(function: Any) -> Callable[..., Any]:
     if isinstance(function, _KERNELS):
         return function_of(as_jit(function))
     if getattr(function, "__module__", None) == triton.stub_libdevice.__name__:
-        # Triton's compiler takes the module of its backend in the place of the one without code.
+        # Triton's compiler takes the module of its backend instead of the one without code.
         function = getattr(triton.cuda_libdevice, function.__name__)
     if triton.is_builtin(function):
         return functools.partial(function, _semantic=running.semantic)
@@ -166,7 +166,7 @@ def called(function: Any) -> Callable[..., Any]:
 
 
 def attribute(value: Any, name: str) -> Callable[..., Any]:
-    """Return what a call of an attribute in a kernel runs: a function of a module, or a method."""
+    """Return the function that a call of an attribute in a kernel runs, of a module or a class."""
     found = getattr(value, name)
     if isinstance(value, core.tensor):
         plain = getattr(core.tensor, name, found)
@@ -249,7 +249,7 @@ def _as_tensors(arrays: list[Any], like: Any) -> Any:
 
 
 def _combined(function: Any, one: list[Any], other: list[Any], like: tuple[Any, ...]) -> list[Any]:
-    """Return what a function of a kernel makes of two elements, each of one or several arrays."""
+    """Combine two elements by a function of a kernel. Each is one or several arrays."""
     found = called(function)(*_as_tensors(one, like), *_as_tensors(other, like))
     made = []
     for each, old in zip(_several(found), one, strict=True):

@@ -53,7 +53,7 @@ _DEPTH = 6
 """How often a group may part before its instances run one by one."""
 
 _SECONDS = 10.0
-"""How often a long launch says how far it is."""
+"""The seconds between two lines of progress of a long launch."""
 
 
 class Launch:
@@ -112,7 +112,7 @@ class Launch:
         return found
 
     def _check_device(self, tensor: torch.Tensor, position: int) -> None:
-        """Raise what Triton and CUDA raise for memory that the current device cannot use."""
+        """Raise Triton's or CUDA's error for memory that the current device cannot use."""
         runtime = self.context.runtime
         if runtime.shares_host_memory or runtime.supplied.runs_on_host():
             return
@@ -223,7 +223,8 @@ class Launch:
         raise cuda_error(ILLEGAL_ADDRESS, note)
 
     def are_allocated(self, addresses: Any, size: int) -> Any:
-        """Return which addresses, not an argument's, tensors have: kernels may read pointers.
+        """Return a mask of addresses outside the arguments that tensors have: kernels may read
+        pointers.
 
         Args:
             addresses: The addresses, which may lie in several tensors.
@@ -428,7 +429,7 @@ class Compiled(OnNoDevice):
         leave(metadata)
 
     def launch_metadata(self, grid: Any, stream: Any, *args: Any) -> Any:
-        """Return what hooks of a launch are given, for which the kernel is compiled."""
+        """Return the metadata for hooks of a launch, for which the kernel is compiled."""
         hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
         if any(each.calls for each in hooks):
             return super().launch_metadata(grid, stream, *args)

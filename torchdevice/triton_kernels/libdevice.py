@@ -14,7 +14,7 @@ from torchdevice.kernel.thread_state import refuse
 
 
 def by_torch(function: Callable[..., torch.Tensor], *args: Any) -> Any:
-    """Return what a function of torch gives for arrays."""
+    """Apply a function of torch to arrays."""
     taken = np.broadcast_arrays(*args)
     return function(*(torch.from_numpy(np.ascontiguousarray(each)) for each in taken)).numpy()
 

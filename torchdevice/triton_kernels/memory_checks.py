@@ -94,7 +94,7 @@ class Memory:
 
     Args:
         launch: Raises for a wrong access by its ``fault`` and ``report_unwritten``, with a text
-            that says what it was, and the instance.
+            that describes the access and the instance.
         races: Told of each access; None where nothing looks for races.
 
     Attributes:
@@ -260,7 +260,7 @@ class Memory:
     # ---- going back ------------------------------------------------------------------------------
 
     def log(self, at: Any, active: Any, dtype: Any) -> None:
-        """Keep what memory holds before a kernel writes to it, where :meth:`undo` may be called."""
+        """Keep the values that a kernel will overwrite, if :meth:`undo` may be called."""
         if self.logs is not None:
             before = memory_windows.read(at, active, np.zeros(at.shape, dtype), dtype)
             self.logs.append(functools.partial(memory_windows.write, at, active, before))

@@ -345,7 +345,7 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
                     )
 
     def show_printed(self) -> None:
-        """Print what the group has printed."""
+        """Print the group's output."""
         for line in self.printed:
             print(line)
         self.printed.clear()

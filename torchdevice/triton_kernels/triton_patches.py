@@ -56,7 +56,7 @@ def patches() -> list[Patch]:
         native(triton.testing, "do_bench", _bench),
         Replaced(triton.DriverConfig, "active", _active),
         Replaced(triton.DriverConfig, "default", _active),
-        # The rest asks which kernel this thread runs, and is Triton's own where it runs none.
+        # The other patches fall through to Triton outside one of our launches.
         *(
             Replaced(core.tensor, name, kernel_functions.with_semantic)
             for name in kernel_functions.OPERATORS

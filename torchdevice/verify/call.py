@@ -102,7 +102,7 @@ class Call:
     # ---- after the call --------------------------------------------------------------------------
 
     def findings(self, result: Any) -> list[Finding]:
-        """Return what the operator did otherwise than the CPU."""
+        """Return the operator's differences from the CPU."""
         counts = self._context.journal.findings
         # A kernel that writes to nothing may have the copies themselves.
         writes = bool(self.operator.written) or not self.operator.declares

@@ -119,7 +119,7 @@ class Place:
         return memory if is_all else self._at(memory, (self.extent,), (1,))
 
     def now(self, alias: Alias) -> torch.Tensor:
-        """Return what is in the tensor now, not copied, as :meth:`line` returns what was in it."""
+        """Return the tensor's present values, not copied, in the form of :meth:`line`."""
         return on_cpu(self.like, alias) if self.is_whole else window(self.like, alias, self.extent)
 
     def _at(
@@ -238,12 +238,12 @@ class Inputs:
 
 
 class Copies(StandIns):
-    """CPU tensors in the place of those that a call was given.
+    """CPU tensors instead of a call's arguments.
 
     Args:
         inputs: What the call was given.
-        made: Returns the CPU tensor in the place of a tensor.
-        dtypes: The dtypes in the place of others.
+        made: Returns the CPU tensor for a tensor.
+        dtypes: The dtypes that replace others.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ def unseen(function: Callable[..., T], *args: Any) -> T:
 
 
 def run(op: Any, copies: Copies) -> Any:
-    """Return what an operator gives on the CPU."""
+    """Run an operator on the CPU."""
     return op._op(*copies.args, **copies.kwargs)
 
 

@@ -35,7 +35,7 @@ class Watcher(Observer):
     """Compares what operators do with what the CPU does.
 
     Args:
-        context: The context whose options say what is looked at.
+        context: The context whose options choose the calls to check.
     """
 
     def __init__(self, context: Context):

@@ -19,14 +19,14 @@ Move = Callable[[torch.Tensor, torch.device], torch.Tensor]
 """Returns a CPU tensor as a tensor of a device of the target."""
 
 DONE = "the operator on the CPU"
-"""What the journal says was done."""
+"""The result in the journal."""
 
 
 def run(name: str, op: Any, args: Any, kwargs: Any, device_type: str) -> Any:
     """Run an operator on the CPU and count the call.
 
     Args:
-        name: The name by which the journal counts it.
+        name: Its name in the journal.
         op: The operator, called with CPU tensors.
         args: The arguments of the call on the target.
         kwargs: The keyword arguments.
@@ -60,7 +60,7 @@ def counted(context: Context | None, name: str, call: Callable[[], Any], given: 
 
 
 class CpuFallback(Converted):
-    """One call with CPU tensors in the place of the target's.
+    """One call with CPU tensors instead of the target's.
 
     Args:
         func: What is called.

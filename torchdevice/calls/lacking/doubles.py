@@ -1,7 +1,7 @@
 """float64 and complex128 tensors of a target that lacks these dtypes, with values on the CPU.
 
-Such a tensor says that it is on the target. torch dispatches each operator that gets one to it, and
-the operator runs on the CPU: results in float64 are such tensors again, other results are the
+Such a tensor reports the target as its device. torch dispatches each operator that gets one to it,
+and the operator runs on the CPU: results in float64 are such tensors again, other results are the
 target's own. Tensors of other dtypes never come here.
 """
 
@@ -203,7 +203,7 @@ def _convert(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def says_double(error: BaseException) -> bool:
-    """Return whether an error of the target says that it cannot hold float64 or complex128."""
+    """Return whether an error shows that the target cannot hold float64 or complex128."""
     return (
         bool(error.args)
         and isinstance(error.args[0], str)

@@ -1,7 +1,7 @@
-"""What is done in place of a call that a kernel of MPS is known to compute wrongly, and where.
+"""Guards: what runs instead of calls that MPS's kernels are known to compute wrongly.
 
-A guard gets the kernel, the operator and the arguments of a call. It returns :data:`HARMLESS` for a
-call that does not meet the fault, which the kernel then gets as it is, and otherwise the results.
+A guard gets the kernel, the operator and the arguments of a call. It returns :data:`HARMLESS` to
+let MPS's kernel run, else the corrected result.
 
 :data:`FAULTS` lists the operators. Numbers are those of issues of
 https://github.com/pytorch/pytorch. A version is given where the issue, or what is known of it, says
@@ -177,7 +177,7 @@ class Fault(NamedTuple):
 
     @property
     def done(self) -> str:
-        """What the report says where a call met it."""
+        """The report's text for a call that met it."""
         return (
             f"{self.guard.__name__.replace('_', ' ')} (pytorch issues "
             f"{', '.join(map(str, self.issues))})"

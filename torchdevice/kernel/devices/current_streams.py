@@ -2,8 +2,8 @@
 
 Torch's engine sets the stream of each node through the device's guard in C++, which Python cannot
 answer. So a change of the stream is noted with the number that autograd gives the next node, and
-while the engine runs, whoever asks for the current stream gets that of the node in progress. A
-program that never changes its stream pays nothing.
+while the engine runs, the current stream is that of the node in progress. A program that never
+changes its stream pays nothing.
 
 Source: "Stream semantics of backward passes" in torch's notes on CUDA, and
 torch/csrc/autograd/engine.cpp.
@@ -29,13 +29,13 @@ nodes.
 """
 
 _metadata_of = operator.attrgetter("_input_metadata")
-"""Returns what torch knows of each gradient that a node gets."""
+"""Returns torch's metadata of each gradient that a node gets."""
 
 _OF_LEAVES = (1 << 64) - 1  # autograd numbers such nodes with the largest uint64
 """The number of every node that accumulates the gradient of a leaf."""
 
 _KEPT = 10_000
-"""How many changes of the stream are remembered at least."""
+"""The least number of changes of the stream that are remembered."""
 
 
 class _History:

@@ -13,8 +13,8 @@ from torchdevice.kernel.devices.stream_order import Stream
 class Observer:
     """Watches a scope. The base class ignores everything.
 
-    A class defines the methods of what it watches, and is told of nothing else: who watches memory
-    costs a kernel nothing. Events are told apart by numbers.
+    A class defines the methods of the events it needs, and gets no others: an observer of memory
+    costs a kernel nothing. Events of CUDA have numbers.
 
     Attributes:
         watches: What the class defines methods of: "kernels", "memory", "out of memory",
@@ -88,7 +88,7 @@ class Observer:
         """The host has waited for a stream."""
 
     def kernel_ran(self, stream: Stream, seconds: float) -> None:
-        """A kernel on a stream took so long. Only told where ``watch_host_waits`` was called."""
+        """A kernel on a stream took so long. Only reported after ``watch_host_waits``."""
 
     def stream_queried(self, stream: Stream) -> None:
         """The host was told that a stream's work is done."""
@@ -128,8 +128,8 @@ class Observers:
     """The observers of a context.
 
     Args:
-        watch_memory: Tells an observer of each allocation from now on, and returns a function that
-            ends this.
+        watch_memory: Reports each allocation to an observer from now on, and returns a function
+            that ends this.
         kernels_changed: Called when an observer of kernels comes or goes.
 
     Attributes:
@@ -153,7 +153,7 @@ class Observers:
         self._ends: list[tuple[Observer, list[Callable[[], None]]]] = []
 
     def add(self, observer: Observer) -> Callable[[], None]:
-        """Tell an observer of what its class defines from now on.
+        """Report to an observer the events that its class has methods for, from now on.
 
         Returns:
             A function that ends this. It may be called again.
@@ -186,7 +186,7 @@ class Observers:
         self._ends[:] = [each for each in self._ends if each[1] is not ends]
 
     def end(self, *kinds: type[Observer]) -> list[Observer]:
-        """Stop telling the observers of these classes, and return them. May be repeated."""
+        """Remove the observers of these classes, and return them. May be repeated."""
         if not self._ends:
             return []
         found = [each for each in self._ends if isinstance(each[0], kinds)]

@@ -103,7 +103,7 @@ class KernelFallback:
     refusing_key: str | None = None
 
     def refuses(self, error: BaseException) -> bool:
-        """Return whether an error says that a kernel of the device cannot do what the CPU's can."""
+        """Return whether an error shows that a device's kernel cannot do what the CPU's can."""
         return False
 
 
@@ -144,7 +144,7 @@ class Runtime(DeviceMemory, KernelFallback):
 
     @property
     def target(self) -> str:
-        """The option ``target`` by which another process chooses this device."""
+        """The value of ``target`` that chooses this device in another process."""
         return self.device_type
 
     @property

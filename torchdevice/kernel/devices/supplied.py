@@ -44,7 +44,7 @@ class SuppliedDevice:
         pins_on_device: Whether page-locked memory of the host reports the device, for a program
             that is written for it.
         is_gpu: Whether the device is a simulated GPU of NVIDIA's.
-        shown_as: The device type that tensors say they are on; None for ``device_type``.
+        shown_as: The device type that tensors report; None for ``device_type``.
         torch_knows_current: Whether torch completes a device without an ordinal by the thread's
             current device.
         folds_ordinals: Whether an ordinal beyond the last device means the first device, where the
@@ -92,7 +92,7 @@ class SuppliedDevice:
         return self._runtime.device_type
 
     def initialize(self) -> None:
-        """Check what the accelerator checks when the program first uses it.
+        """Run the checks that the accelerator runs at its first use.
 
         Raises:
             ValueError: A setting in the environment is wrong.

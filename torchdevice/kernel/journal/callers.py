@@ -52,7 +52,7 @@ def site_of(frame: FrameType) -> Site:
     return Site(code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name))
 
 
-# ---- whose a frame is ----------------------------------------------------------------------------
+# ---- the owner of a frame ------------------------------------------------------------------------
 
 _OURS = (os.path.dirname(os.path.abspath(torch.__file__ or "")) + os.sep, PACKAGE)
 
@@ -73,11 +73,11 @@ _TYPED = re.compile(r"<(?:stdin|ipython-input|python-input)")
 """What interactive interpreters call the program's text."""
 
 KINDS: dict[str, int] = {}
-"""Name of a file -> whose its frames are, as far as that was asked."""
+"""Name of a file -> the owner of its frames, for the files seen so far."""
 
 
 def kind_of(frame: FrameType) -> int:
-    """Return whose a frame is."""
+    """Return a frame's owner."""
     file = frame.f_code.co_filename
     kind = KINDS.get(file)
     if kind is not None:
@@ -94,7 +94,7 @@ def kind_of(frame: FrameType) -> int:
 
 
 def kind_of_file(file: str) -> int:
-    """Return whose the frames of a file are."""
+    """Return the owner of a file's frames."""
     if file.startswith(_OURS):
         return OURS
     if file.startswith(("<", *_LIBRARIES)) or _INSTALLED.search(file):
@@ -106,7 +106,7 @@ def caller_frame(above: int = 0) -> FrameType:
     """Return the innermost frame outside torch and this package, or else the outermost frame.
 
     Args:
-        above: How many callers need not be looked at.
+        above: The number of innermost callers to skip.
     """
     frame = sys._getframe(1 + above)
     while kind_of(frame) == OURS and frame.f_back is not None:

@@ -15,7 +15,7 @@ LEFT_OUT = {
     "foreign": "of other libraries",
     "unseen": "that must not be repeated",
 }
-"""Why calls are not compared, as a report says it."""
+"""Why calls are not compared, in the report's words."""
 
 MOST = 1000
 """How many different findings are kept. The calls of the others are counted."""
@@ -55,7 +55,7 @@ class Finding:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What findings have in common that are told once."""
+        """Findings with the same key are reported once."""
         return self.operator, self.kind, self.site, self.backward
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class Finding:
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings with those that say the same of the same line made one."""
+    """Return findings, with equal ones of one line merged."""
     found: dict[Any, Finding] = {}
     for each in findings:
         known = found.get(each.key)

@@ -19,17 +19,17 @@ noticed before anything is written.
     Otherwise :class:`TorchVersionError` when simulated devices are asked for, which alone need it.
 
 ``page_locked``
-    Relies on the Itanium C++ ABI, by which compilers on Linux and macOS lay out tables of virtual
-    functions, and on the headers and symbols of torch's libraries. Checked when simulated devices
-    are asked for: by the order of functions in the header, the functions that Python overrides
-    differ from the table of the class above, and the inherited ones are equal. Otherwise, as on
-    Windows, torch keeps its own table, and raises its own error where a program needs page-locked
-    memory in C++: ``DistributedDataParallel`` with unused parameters or a static graph.
+    Relies on the Itanium C++ ABI, the layout of tables of virtual functions on Linux and macOS, and
+    on the headers and symbols of torch's libraries. Checked when simulated devices are asked for:
+    by the order of functions in the header, the functions that Python overrides differ from the
+    table of the class above, and the inherited ones are equal. Otherwise, as on Windows, torch
+    keeps its own table, and raises its own error where a program needs page-locked memory in C++:
+    ``DistributedDataParallel`` with unused parameters or a static graph.
 
 ``lazy_initialization``
-    Relies on the Itanium C++ ABI, by which compilers on Linux and macOS name functions, and on a
-    function of torch's library for Python. Checked by its name, when a scope ends. On Windows torch
-    keeps its notes.
+    Relies on the Itanium C++ ABI, the names of functions on Linux and macOS, and on a function of
+    torch's library for Python. Checked by its name, when a scope ends. On Windows torch keeps its
+    notes.
 
 ``replace_new``
     Relies on CPython's layout of classes, with the global interpreter lock, in the main

@@ -11,12 +11,12 @@ from typing import Any
 
 
 def read(code: str, name: str) -> Any:
-    """Return what the JSON file ``name`` holds in the folder of a file of code, ``__file__``."""
+    """Return the content of the JSON file ``name`` in the folder of a module's ``__file__``."""
     return json.loads(Path(code).with_name(name).read_text(encoding="utf-8"))
 
 
 def toml(text: str) -> dict[str, Any]:
-    """Return what a text in TOML says.
+    """Parse a text in TOML.
 
     Raises:
         ValueError: The text is not TOML.

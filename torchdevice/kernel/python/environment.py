@@ -9,14 +9,14 @@ from collections.abc import Iterator
 SWITCH = "TORCHDEVICE"
 
 COLLECTED = "TORCHDEVICE_COLLECTED"
-"""The variable that says that the first process of the run shows the tracebacks of ranks."""
+"""The variable that is set if the first process of the run shows the tracebacks of ranks."""
 
 REPORT = "TORCHDEVICE_REPORT"
 """The variable that has the processes of a run leave their parts of its report."""
 
 SAID = "TORCHDEVICE_SAID"
-"""The variable that names what a process has said already, so that its children do not say it
-again.
+"""The variable with the messages that a process has logged, so that its children do not repeat
+them.
 """
 
 

@@ -35,7 +35,7 @@ class Leaving:
     _thread = 0
 
     def as_exit(self) -> Callable[..., Any]:
-        """Return what the statement holds as ``__exit__``."""
+        """Return the callable that the statement holds as ``__exit__``."""
         # A partial is an object of C: no frame holds it, and its end runs no code of Python.
         held = functools.partial(self.exit)
         self._thread = threading.get_ident()
@@ -83,7 +83,7 @@ class Exit:
     """The descriptor of a context manager's ``__exit__``.
 
     Args:
-        leaving: Returns what leaves the context manager that it is called with.
+        leaving: Returns the object that leaves the context manager it is called with.
     """
 
     def __init__(self, leaving: Callable[[Any], Leaving]):

@@ -97,7 +97,7 @@ def warn_once(message: str) -> None:
 
 
 def claim(message: str) -> bool:
-    """Return whether this process is the first of its run to say something."""
+    """Return whether this process is the first of its run to log a message."""
     name = f"{zlib.crc32(message.encode()):08x}"
     before = os.environ.get(SAID, "").split()
     if name in before or not run_folder.claim(name):

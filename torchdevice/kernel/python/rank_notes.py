@@ -131,7 +131,7 @@ def _rank() -> int:
 
 
 def _token(kind: str) -> str:
-    """Return what tells the notes of this rank apart, which two threads may be writing."""
+    """Return digits for a note of this rank: its attempt, rank and kind."""
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return f"{attempt % 0x100:02x}{_rank():05x}{_KINDS.index(kind)}"
 
@@ -145,7 +145,7 @@ def failures() -> dict[int, Failure]:
 
 
 def waits() -> dict[int, Wait]:
-    """Return what ranks waited for when they last said so, by rank."""
+    """Return the last wait that each rank has noted, by rank."""
     found = {rank: json.loads(path.read_text()) for rank, path in _files(_WAITS).items()}
     return {rank: Wait(*fields) for rank, fields in found.items() if fields}
 

@@ -205,7 +205,7 @@ class Statistics:
         whole: The figures of all pools.
         of_pools: The figures of the small pools, under True, and of the large ones.
         counting: Both of these, as a tuple.
-        numbers: How often the driver was called, and what memory that ran out led to.
+        numbers: Counters of driver calls, retries and out-of-memory errors.
         max_split_size: The bytes from which a block or segment counts as oversize; None for no
             limit.
     """

@@ -1,8 +1,8 @@
 """Which block a request gets, and the end of a freed one.
 
-A request gets the smallest free block of its stream's pool that is large enough, of which the rest
-is split off, else a block of a new segment. A free block is merged with its free neighbours.
-Segments stay reserved until the cache is emptied or memory runs out.
+A request gets the smallest free block of its stream's pool that is large enough, without the part
+that it does not need, else a block of a new segment. A free block is merged with its free
+neighbours. Segments stay reserved until the cache is emptied or memory runs out.
 
 Source: torch's notes on CUDA's memory management, and the comments of
 c10/cuda/CUDACachingAllocator.cpp.
@@ -83,8 +83,8 @@ class Blocks:
         statistics: The statistics of the device.
     """
 
-    # One for all devices: whoever allocates releases also what has ended of machines that nobody
-    # uses any more.
+    # One for all devices: an allocation also releases ended storages of machines that nobody uses
+    # any more.
     ended: ClassVar[deque[Any]] = deque()  # appended to by weak references, in C, see `storages.py`
 
     def __init__(

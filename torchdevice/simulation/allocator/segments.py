@@ -237,7 +237,7 @@ def unmap(segments: Segments, block: Block, unit: int) -> None:
     if start >= end:
         return
     pool.take(block)
-    # The rest at the end stays free; `cut` puts it into the pool.
+    # The bytes at the end stay free; `cut` puts it into the pool.
     if end < block.address + block.size:
         cut(block, end - block.address, FREE)
     if start > block.address:

@@ -78,8 +78,8 @@ class StorageRef(weakref.ref):  # type: ignore[type-arg]
         view: The last view of ``tensor`` that a kernel got.
         viewer: The ``_cdata`` of the only tensor of the device that may get ``view`` again; 0 where
             every tensor with the view's address, dtype, shape and strides may.
-        watcher: Another reference, by which the end of a large storage, or of one with observers,
-            releases its memory at once.
+        watcher: Another reference, which releases a large storage's memory, or that of one with
+            observers, at once.
     """
 
     __slots__ = ("address", "block", "on", "tensor", "view", "viewer", "watcher")
@@ -173,7 +173,7 @@ class MetaRef(StorageRef):
     """The same for a storage without values.
 
     Attributes:
-        meta: A tensor of torch's meta device, in the place of the CPU tensor.
+        meta: A tensor of torch's meta device, instead of the CPU tensor.
         forgotten: The CPU tensor of a storage that had values. Its memory has the storage's
             address, and a storage that was resized does not keep it.
     """
@@ -502,7 +502,7 @@ _by_meta: dict[int, MetaRef] = {}
 
 
 def meta_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of torch's meta device in the place of a simulated or CPU tensor."""
+    """Return a tensor of torch's meta device for a simulated or CPU tensor."""
     tensor = without_disguise(tensor)
     owner = _owners.get(tensor.untyped_storage().data_ptr())
     if isinstance(owner, MetaRef) and owner.on.index == tensor.get_device():

@@ -58,9 +58,7 @@ _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
 _takes_numbers = torch._C._should_allow_numbers_as_tensors
-"""Whether torch itself makes a tensor of a number in the place of one, for an operator of this
-name.
-"""
+"""Whether torch itself makes a tensor of a number, for an operator of this name."""
 
 
 _TENSOR = torch._C.TensorType.get()
@@ -284,8 +282,7 @@ class Arguments:
     def take(self, args: Any, index: int = -1) -> tuple[list[Any], int, bool]:
         """Return CPU tensors as arguments, their device's index, and whether to :meth:`look_again`.
 
-        It is where tensors may be on several devices, or where a number stands in the place of a
-        tensor.
+        It is where tensors may be on several devices, or where a number stands for a tensor.
         """
         alias, scalars = self.alias, self.scalars
         odd = False
@@ -459,7 +456,7 @@ class _Outs(CpuAliases):
     """The same for a call with ``out`` arguments, which the CPU kernel may resize.
 
     The CPU kernel writes to the memory of ``out``. If it raises because that memory is too small
-    for the result, it is called again with a new CPU tensor in the place of ``out``.
+    for the result, it is called again with a new CPU tensor as ``out``.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ Refusal: TypeAlias = "tuple[type[Exception], str] | None"
 
 
 class Derivatives(NamedTuple):
-    """What an operator's derivatives refuse.
+    """The refusals of an operator's derivatives.
 
     Attributes:
         operator: The name of the operator in ATen.
@@ -41,7 +41,7 @@ class Derivatives(NamedTuple):
 
 @functools.cache
 def derivatives_of(operator: str, backward: str) -> Derivatives:
-    """Return what torch refuses of an operator's derivatives (:class:`Derivatives`)."""
+    """Return torch's refusals of an operator's derivatives."""
     formula = "".join(part.title() for part in backward.split("_"))
     known = any(hasattr(torch._C._functions, f"{formula}Backward{number}") for number in range(2))
     refusal = (RuntimeError, f"derivative for aten::{backward} is not implemented")

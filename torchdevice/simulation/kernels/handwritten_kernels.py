@@ -327,7 +327,7 @@ def _composed(
     by_math: bool,
     **options: Any,
 ) -> torch.Tensor:
-    """Return what torch's composite kernel computes, or the kernel ``math`` alone."""
+    """Call torch's composite kernel, or the kernel ``math`` alone."""
     query, key, value, *given = tensors
     mask = given[0] if given else None
     if by_math:

@@ -29,7 +29,7 @@ _Tensor, _STRIDED = torch.Tensor, torch.strided
 
 
 def refusals_of(op: Any) -> Refusals:
-    """Return what CUDA and MPS refuse of an operator, for dense tensors."""
+    """Return CUDA's and MPS's refusals of an operator, for dense tensors."""
     return checks((*device_refusals.rules_of_mps(op), *device_refusals.rules_of_cuda(op)))
 
 
@@ -56,7 +56,7 @@ class Pipeline:
         self._body = body
         self._refusals_of = refusals
         self._may_lack = op if body is None else None
-        # The first call makes the rest.
+        # The first call sets the other attributes.
         self._refusals: Refusals = (self._make,)
 
     def _make(self, args: Any, kwargs: Any) -> None:

@@ -61,7 +61,7 @@ _KEPT = {"aten::log_sigmoid_forward": {1}, "aten::native_layer_norm": {1, 2}}
 """Operator -> the places of the results that stay float32, because only a derivative reads them."""
 
 _ROUNDING_NUMBERS = frozenset({"aten::special_xlog1py", "aten::xlogy"})
-"""The operators that take a number in the place of a tensor, and round it to the tensor's dtype."""
+"""The operators that take a number for a tensor, and round it to the tensor's dtype."""
 
 _OF_NUMBERS = (torch.float64, torch.int64)
 """The dtypes of the tensors that torch makes of numbers."""
@@ -132,7 +132,7 @@ def with_whole_numbers(op: Any, compute: Callable[..., Any]) -> Callable[..., An
 
 
 def _without_writing(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what computes an operator that writes to its first argument into a new tensor."""
+    """Return a function that computes an in-place operator into a new tensor."""
     name = op._schema.name.removeprefix("aten::")
     if not name.endswith("_"):
         return compute
@@ -153,7 +153,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _is_of_device(tensor: torch.Tensor) -> bool:
-    """Return whether a CPU tensor is in the place of a tensor of the device with one number.
+    """Return whether a CPU tensor stands for a tensor of the device with one number.
 
     CUDA rounds such a one to the dtype of the halves beside it, and no number and no CPU tensor.
     """
@@ -198,7 +198,7 @@ def _with_numbers(
     """Return arguments in the form in which a kernel takes numbers, and rounds them as CUDA does.
 
     Args:
-        given: The arguments, with numbers in the place of the tensors that torch made of them.
+        given: The arguments, with numbers instead of the tensors that torch made of them.
         args: The arguments as they were.
         dtype: That of the halves.
         rounds: Whether the operator rounds numbers too.

@@ -37,7 +37,7 @@ from torchdevice.simulation.observe.meta_kernels import (
 )
 
 ASSUMED = "assumed: "
-"""How a row of the report begins to say what was done, where values were assumed."""
+"""The beginning of a report's row on assumed values."""
 
 MOST, FEWEST = "all are 1", "all are 0, and nothing is selected"
 """What was assumed of values on which a size depends."""
@@ -87,7 +87,7 @@ class AssumedValues(WithoutValues):
     def run(
         self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return what an operator gives. The values that it needs are assumed where there are none.
+        """Run an operator. Values that it needs are assumed where there are none.
 
         Raises:
             NoValueError: They are those of sparse or nested tensors, or the program gives the
@@ -111,7 +111,7 @@ class AssumedValues(WithoutValues):
         return self._assume(op, reads, args, kwargs)
 
     def _assume(self, op: Any, reads: bool, args: Any, kwargs: Any) -> Any:
-        """Return what an operator gives for assumed values, and report that they were assumed."""
+        """Run an operator on assumed values, and report that they were assumed."""
         with torch._C.DisableTorchFunction():
             assumed = 0 if reads else self._selected
             # The places of what is selected are known, and a program may name a layer by one.
@@ -123,7 +123,7 @@ class AssumedValues(WithoutValues):
             return result
 
     def _known(self, tensor: torch.Tensor) -> float | bool | None:
-        """Return what a scaler or a distribution reads; None for what the program reads."""
+        """Return the value that a scaler or a distribution reads; None for other tensors."""
         if not has_no_values(tensor.untyped_storage()):
             return None
         if tensor in self._infinities:
@@ -188,7 +188,7 @@ _NEUTRAL = {"aten::bitwise_and": 1, "aten::bitwise_or": 0}
 
 
 def _decided(op: Any, args: Any) -> torch.Tensor | None:
-    """Return what the one of two conditions says that has values; None where both have, or none.
+    """Return the one of two conditions that has values; None if both have, or neither.
 
     So a loop that ends at a length or at a value, as that of ``generate`` does, ends at the length.
     """
@@ -205,7 +205,7 @@ def _decided(op: Any, args: Any) -> torch.Tensor | None:
 
 
 class _Assumed(CpuAliases):
-    """CPU tensors in the place of a call's: full of one value where the device's have none.
+    """CPU tensors for those of a call: full of one value where the device's have none.
 
     Args:
         op: The operator.

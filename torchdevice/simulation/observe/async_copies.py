@@ -62,7 +62,7 @@ class _Copy:
             self.destination.copy_(values)
 
     def finish(self) -> CopyInFlightError | None:
-        """Do what is left, when the host has waited. Return what was wrong with the copy."""
+        """Finish the copy once the host has waited. Return the error of a wrong copy, if any."""
         raise NotImplementedError
 
 

@@ -121,7 +121,7 @@ class Order(Observer):
         self.host_learned()
 
     def host_learned(self) -> None:
-        """Do what follows where the host has waited for something."""
+        """Called after the host has waited for something."""
 
     def event_recorded(self, event: int, stream: Stream) -> None:
         with self.lock:

@@ -70,7 +70,7 @@ class WithoutValues(Observer):
     def run(
         self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return what an operator gives, as tensors without values.
+        """Run an operator, and return tensors without values.
 
         Small tensors of integers and bools have values where all that they are computed from has.
 
@@ -298,7 +298,7 @@ def _mark_of_tensor(tensor: torch.Tensor, seen: dict[int, int]) -> tuple[Any, ..
 
 
 class _Shapes(StandIns):
-    """Tensors of the meta device in the place of a call's.
+    """Tensors of the meta device for those of a call.
 
     Args:
         op: The operator.
@@ -358,7 +358,7 @@ def _shapes(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if formula is not None:
         return formula(*args, **kwargs)
     kwargs = {**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs
-    # A number may stand in the place of a tensor, which only the packet of an operator accepts.
+    # A number may stand for a tensor, which only the packet of an operator accepts.
     if any(args[i].__class__ in NUMBERS for i in _tensors(op) if i < len(args)):
         call = op._overloadpacket
     else:

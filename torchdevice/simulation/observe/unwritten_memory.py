@@ -24,7 +24,7 @@ class Pattern(Observer):
     """Fills what the kernels of one context return without values."""
 
     def run(self, op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
-        """Return what a kernel gives."""
+        """Run a kernel."""
         result = kernel(*args, **kwargs)
         if op._schema.name in _MAKE_EMPTY:
             with torch._C.DisableTorchFunction():

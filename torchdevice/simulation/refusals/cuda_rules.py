@@ -1,7 +1,7 @@
 """The rules of CUDA's kernels and libraries.
 
-Each rule says where it comes from: a file below ``aten/src/ATen/native`` of torch, whose
-``TORCH_CHECK`` it repeats.
+Each rule names its source: a file below ``aten/src/ATen/native`` of torch, whose ``TORCH_CHECK`` it
+repeats.
 """
 
 from __future__ import annotations

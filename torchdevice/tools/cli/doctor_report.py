@@ -20,7 +20,7 @@ from torchdevice.version import versions
 TESTS = "torchdevice_selftest"
 
 _LEFT_OUT = frozenset({"compiler", "variables", "targets", "native"})
-"""Findings that name folders of whoever sends the report, or that say nothing about the device."""
+"""Findings that name folders of the sender, or that are not about the device."""
 
 
 class Result(NamedTuple):

@@ -52,7 +52,7 @@ def add_to(error: BaseException, frames: TracebackType | None, scope: Scope | No
 
 
 def _note(error: BaseException, frames: TracebackType | None, scope: Scope | None) -> str:
-    """Return which comparison led to the end of the program; nothing if none is known."""
+    """Return a note on the comparison that led to the program's end; empty if none is known."""
     if scope is None or frames is None:
         return ""
     context = scope._resolved()

@@ -52,7 +52,7 @@ def output() -> Iterator[None]:
 
 
 class CommandTexts(NamedTuple):
-    """What the help of a command says, and the arguments of the command.
+    """The help of a command, and its arguments.
 
     Attributes:
         description: One or more sentences. The list of commands shows the first one.

@@ -397,7 +397,7 @@ def _check_rank(options: argparse.Namespace) -> None:
 
 
 def _be_rank(rank: int, count: int, on_machine: int) -> None:
-    """Set the variables by which torch's launcher tells a process which rank of ``count`` it is.
+    """Set the variables that torch's launcher sets for a rank of ``count``.
 
     Source: ``_start_workers`` in ``torch/distributed/elastic/agent/server/local_elastic_agent.py``.
     """
@@ -500,7 +500,7 @@ def _take_model(options: argparse.Namespace) -> str:
 
 
 def _contradictions(options: argparse.Namespace) -> Iterator[str]:
-    """Yield what is wrong with the flags of a model."""
+    """Yield the contradictions among the flags of a model."""
     if options.train and options.generate:
         yield "--train and --generate are two plans. Leave one of the two out"
     of_training = ("checkpointing", "strategy", "change", "world_size")
@@ -605,7 +605,7 @@ def _begin(output: _Output) -> Callable[[Report, SystemExit | None], Any]:
 
 
 def _ranks(options: argparse.Namespace) -> FakeRanks | None:
-    """Return which rank is planned, and of how many."""
+    """Return the rank that is planned, and the number of ranks."""
     if options.world_size is None:
         return None
     from torchdevice.torch_modules.distributed.process_groups import FakeRanks

@@ -225,7 +225,7 @@ def _flags_on_model(change: Change) -> list[str]:
 
 
 def of_rank(program: str, options: argparse.Namespace) -> str:
-    """Return what a program is called as one of the ranks of a plan, if there are several."""
+    """Return the name of a program, with its rank if the plan has several."""
     if options.world_size is None:
         return program
     return f"{program}, rank {options.rank or 0} of {options.world_size}"
@@ -290,8 +290,8 @@ def _limits(options: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def _printed(process: subprocess.Popen[str]) -> str:
-    """Return what a plan prints. Ctrl-C is the plan's, which shows then how far it came. The third
-    ends it.
+    """Return the output of a plan. The plan handles Ctrl-C, and shows how far it came. The third
+    Ctrl-C ends it.
     """
     presses = 0
     while True:

@@ -29,7 +29,7 @@ _LOGGERS = (
 )
 
 _SOONER = 1.0
-"""Seconds by which a rank that left no note may have ended before the launcher's time, which are
+"""A rank without a note may have ended so many seconds before the launcher's time, which is in
 whole seconds.
 """
 

@@ -1,7 +1,7 @@
 """``torchdevice run``: run a program in a scope, as ``python`` would run it.
 
-The command takes the place of the interpreter's own start: it sets ``sys.argv``, ``sys.path[0]``
-and ``__main__``, and executes the program as the last thing the process does. Whatever the program
+The command replaces the interpreter's own start: it sets ``sys.argv``, ``sys.path[0]`` and
+``__main__``, and executes the program as the last thing the process does. Whatever the program
 raises goes on to the interpreter, which prints it, runs the handlers of ``atexit``, and chooses the
 exit status. The scope is never left, as under ``TORCHDEVICE=1``, so that handlers and destructors
 at shutdown find CUDA too.
@@ -186,9 +186,9 @@ def _hint_at_native_kernels() -> None:
 
 
 def _become(arguments: Sequence[str]) -> int:
-    """Let an interpreter with the given arguments take the place of this process."""
+    """Replace this process by an interpreter with the given arguments."""
     words = [sys.executable, *arguments]
-    if os.name == "nt":  # where another process would not take the place of this one
+    if os.name == "nt":  # where another process would not replace this one
         return subprocess.call(words)
     os.execv(sys.executable, words)
 
@@ -393,7 +393,7 @@ def _begin_run(options: argparse.Namespace, scope: Scope) -> None:
 
 
 def _show(options: argparse.Namespace, verify: str | bool | None, report: Report) -> None:
-    """Show what a run is to say at its end: what was verified, and what happened."""
+    """Print the summaries at a run's end: of ``verify=``, and of the report."""
     if options.ranks is not None:  # what the user typed, not the launcher's words
         report = dataclasses.replace(report, program=tuple(options.rest))
     if verify:

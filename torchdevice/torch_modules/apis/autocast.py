@@ -36,7 +36,7 @@ _NO_BACKEND = "privateuseone"
 
 _COMPANIONS = "_torchdevice_companions"
 
-# The function by which graphs of Dynamo enter autocast. Only torch 2.11 and later make objects of a
+# The function that enters autocast in Dynamo's graphs. Only torch 2.11 and later make objects of a
 # class of their own.
 _ENTER_IN_GRAPH = autocast_mode._enter_autocast.__code__
 

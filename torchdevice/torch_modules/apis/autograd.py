@@ -112,7 +112,7 @@ def _on_streams_of_forward(context: Context, roots: Any) -> contextlib.AbstractC
 
 
 _ENGINE = -1
-"""The number of the events by which the engine orders streams; those of the program are positive.
+"""The number of the events that the engine orders streams with; those of the program are positive.
 """
 
 

@@ -22,7 +22,7 @@ _NAME = "torch.utils.cpp_extension"
 
 @replaces(_NAME, "_jit_compile")
 def _jit_compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """The function by which ``load`` and ``load_inline`` build."""
+    """The function that builds for ``load`` and ``load_inline``."""
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     module = original.__globals__
     for language, (device_type, is_written_in) in _LANGUAGES.items():
@@ -39,5 +39,5 @@ def _jit_compile(context: Context, original: Any, *args: Any, **kwargs: Any) -> 
 def _extension(
     context: Context, original: Any, name: str, sources: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """``CUDAExtension`` and ``SyclExtension``, by which ``setup.py`` describes one."""
+    """``CUDAExtension`` and ``SyclExtension``, the descriptions in ``setup.py``."""
     raise ExtensionRefusedError(name)

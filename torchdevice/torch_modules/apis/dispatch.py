@@ -229,8 +229,7 @@ def _fake_device_property(original: Any) -> property:
 
 
 _ATTRIBUTE = "__torch_dispatch__"
-"""The attribute of a mode that takes the place of its method while the mode is entered in a scope.
-"""
+"""The attribute of a mode that hides its method while the mode is entered in a scope."""
 
 
 @replaces(TorchDispatchMode, "__enter__")

@@ -59,7 +59,7 @@ def _uname_of_mac(host: platform.uname_result) -> platform.uname_result:
 
 
 def _platform_of_mac(terse: bool) -> str:
-    """Return what ``platform.platform`` makes of a Mac's answers in this Python."""
+    """Return the result of ``platform.platform`` on a Mac, in this Python."""
     shown = f"macOS-{_MACOS}"
     if terse:
         return shown

@@ -29,7 +29,7 @@ def _script(
     original: Any, obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any
 ) -> Any:
     """``torch.jit.script``, which finds the names that a class uses in the frame of its caller."""
-    # The frames of this function and of the one that takes the place of torch's.
+    # The frames of this function and of torch's replacement.
     scripted = original(obj, optimize, _frames_up + 2, *args, **kwargs)
     context = thread_state.state.context
     return scripted if context is None else _rewritten(context, scripted)

@@ -184,8 +184,8 @@ def _tensor_type(context: Context, func: Any, args: tuple[Any, ...], kwargs: dic
 class _TypeName(str):
     """The type name of a tensor with the target's device, equal also to the requested type.
 
-    Programs sort gradients by such names, and would find none of their own. As a key it is what it
-    says.
+    Programs sort gradients by such names, and would find none of their own. As a key it equals its
+    text.
 
     Attributes:
         requested: The name that the tensor has on the program's accelerator.
@@ -206,7 +206,7 @@ class _TypeName(str):
 
 
 def _type_name(context: Context, tensor: torch.Tensor, name: str) -> str:
-    """Return the name of a tensor's type, which says the device type that tensors report."""
+    """Return the name of a tensor's type, with the device type that tensors report."""
     of_target = "torch." if context.runtime.shares_host_memory else f"torch.{context.device_type}."
     if not name.startswith(of_target):
         return name

@@ -33,7 +33,7 @@ from torchdevice.torch_modules.apis.factories import rewrites_calls
 def _apply(
     context: Context, original: Any, self: torch.nn.Module, *args: Any, **kwargs: Any
 ) -> torch.nn.Module:
-    """``Module._apply``, by which a module moves its parameters and buffers.
+    """``Module._apply``, which moves a module's parameters and buffers.
 
     Where a move may have nothing to do, a parameter keeps its memory if nothing else holds that
     memory (:mod:`torchdevice.calls.moves`).

@@ -95,7 +95,7 @@ def _start_worker(context: Context, original: Any, self: ThreadPoolExecutor) -> 
 
 
 def _worker_context(context: Context, make: Callable[[], Any]) -> Any:
-    """Return what a worker of Python 3.14 initializes itself with."""
+    """Return the context of an executor's worker, as Python 3.14 makes it."""
     worker = make()
     worker.initialize = _in_scope(context, worker.initialize)
     return worker

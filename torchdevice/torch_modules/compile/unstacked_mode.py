@@ -29,8 +29,8 @@ from torchdevice.kernel.python.per_thread import having
 from torchdevice.kernel.thread_state import ContextMode, state
 
 _BESIDE = 1 << 20
-"""The stack index by which :func:`_mode_at` finds the mode beside the stack. Dynamo adds or
-subtracts small numbers.
+"""The stack index of the mode beside the stack, for :func:`_mode_at`. Dynamo adds or subtracts
+small numbers.
 """
 
 
@@ -125,7 +125,7 @@ def _guard_default_device(original: Any, self: Any, guard: Any) -> Any:
 
 
 def _mode_at(original: Any) -> Any:
-    """Replace the function by which guards and compiled code look a mode up."""
+    """Replace the function that looks a mode up for guards and compiled code."""
 
     @functools.wraps(original)
     def get_torch_function_mode_stack_at(ind: int) -> Any:

@@ -108,7 +108,7 @@ _STREAM_OF_ANOTHER_DEVICE = (
 
 
 def _on_stream(streams: Sequence[Any] | None, i: int, device: int) -> AbstractContextManager[Any]:
-    """Return what makes the stream current that the caller chose for a chunk, if any."""
+    """Return a context manager that selects the caller's stream for chunk i, or a null context."""
     stream = streams[i] if streams is not None and i < len(streams) else None
     if stream is None:
         return nullcontext()

@@ -79,7 +79,8 @@ _CONSTANTS: Mapping[Fidelity, Mapping[str, tuple[Any, str]]] = {
         "_mps_stopCapture": (None, "there is no Metal to capture"),
     },
 }
-"""Names of ``torch._C``, by fidelity, with a value and what the coverage and the report say of it.
+"""Names of ``torch._C``, by fidelity, with a value, and the sentence on it in the coverage and the
+report.
 
 A dotted name is the value itself, another one a function that returns it.
 """

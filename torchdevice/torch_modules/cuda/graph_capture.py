@@ -214,7 +214,7 @@ class Capture(TorchDispatchMode):
         failed: Whether the program called an operator that cannot be captured.
         memory: The blocks that are allocated during the capture, as an observer of memory adds
             them.
-        order: The streams that take part. Whoever enters the mode sets it.
+        order: The streams that take part. Set by the code that enters the mode.
         steps: The operators that were recorded.
     """
 
@@ -467,7 +467,7 @@ class Capture(TorchDispatchMode):
     def replay(self) -> None:
         """Run the operators again and write their results to the memory of the recorded results."""
         context = thread_state.state.context
-        # Whoever looks at each kernel of a device is to see those of a replay.
+        # Recorders must see the kernels of a replay too.
         policy = None if context is None else context.policy
         asks = (
             context is None

@@ -90,7 +90,7 @@ def compile_and_launch(
     tensors: tuple[torch.Tensor, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Return what a function of C++ computes for each element: a tensor, or a tuple of tensors.
+    """Apply a function of C++ to each element: return a tensor, or a tuple of tensors.
 
     Tensors are broadcast and get one dtype, as in torch's elementwise operators.
 

@@ -363,7 +363,7 @@ def check_pool_live_allocations(
 
 
 def _raw(context: Context) -> dict[int, Callable[[], object]]:
-    """Return what frees memory that the program knows by its address."""
+    """Return the functions that free raw memory, by its address."""
     return context.settings.setdefault(_raw, {})  # type: ignore[no-any-return]
 
 

@@ -152,7 +152,7 @@ class History(Observer):
     def segment_changed(self, action: str, segment: Block, stream: int) -> None:
         """Record that a segment got memory from the driver or gave it back."""
         with self._lock:
-            # The actions by which memory is given back to the driver.
+            # The actions that give memory back to the driver.
             contexts = ("all",) if action in ("segment_free", "segment_unmap") else ("alloc", "all")
             self._record(action, segment, self._stack_for(*contexts))
 

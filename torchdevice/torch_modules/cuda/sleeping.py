@@ -3,8 +3,8 @@
 On CUDA the host goes on while kernels run. Here a stream has a time until which it is busy: it
 sleeps so long, or a kernel took so long, after what the stream was busy with. Events that are
 recorded in it, and streams that wait for these, are not done before that time. The host's clock
-stands still while a kernel computes, so that kernels of two streams lie beside each other; whoever
-waits for them waits until the later one ends.
+stands still while a kernel computes, so that kernels of two streams lie beside each other; waiting
+for them ends with the later one.
 """
 
 from __future__ import annotations

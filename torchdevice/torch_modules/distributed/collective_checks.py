@@ -41,14 +41,13 @@ PATIENCE = datetime.timedelta(seconds=2)
 _SIZES = re.compile(r"\[[0-9, ]*\]")
 
 _END = "end"
-"""The key in the store under which the first rank that ends says how, before its connections close.
-"""
+"""The key in the store of the first rank's end, which is written before its connections close."""
 
 _ENDED_AT = "ended at"
-"""The key under which the rank that gave up first says when, in seconds since the epoch."""
+"""The key of the time at which the first rank gave up, in seconds since the epoch."""
 
 _GRACE = 0.5
-"""The seconds that a rank has to say why it gives up."""
+"""The seconds that a rank has to write why it gives up."""
 
 TIMED_OUT = "Operation timed out!"
 """The text of torch's ``Work::wait`` at the end of its own time-out. gloo's has another text."""
@@ -157,7 +156,7 @@ def stuck(notes: Mapping[int, Note]) -> list[int]:
     # Ranks without a note are computing, and count as going on.
     left = set(notes)
     while going := {rank for rank in left if _can_go_on(notes, rank, left)}:
-        # Whoever waits only for ranks that go on goes on as well; what remains waits in a circle.
+        # Remove ranks whose peers can all progress; the others are deadlocked.
         left -= going
     return sorted(left)
 
@@ -216,7 +215,7 @@ class Waiting:
         """
         ended = mine or rank_notes.UNEXPLAINED
         with contextlib.suppress(RuntimeError):  # the store has ended with a rank
-            # A rank that gives up closes its connections before it can say so. `wait` would log
+            # A rank that gives up closes its connections before it can write why. `wait` would log
             # that nothing came.
             until = time.monotonic() + _GRACE
             while not mine and not self._store.check([_END]) and time.monotonic() < until:

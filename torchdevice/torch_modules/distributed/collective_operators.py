@@ -106,7 +106,7 @@ class _Kernel(_python_dispatch.TorchDispatchMode):
 
 
 class _Described(NamedTuple):
-    """What the schema of an operator shows.
+    """Facts from the schema of an operator.
 
     Attributes:
         name: Its name.
@@ -239,7 +239,7 @@ def _reduce_op(values: Sequence[Any]) -> Any:
     """Return the operation that one of the arguments of a method is, or that its options name."""
     for each in values:
         given = getattr(each, "reduceOp", each)
-        # torch says of a kind of operations too that it is an operation.
+        # isinstance(RedOpType.SUM, ReduceOp) is True in torch, so a kind is converted.
         if isinstance(given, dist.ReduceOp):
             return dist.ReduceOp(given) if isinstance(given, _Kind) else given
     return dist.ReduceOp(_Kind.SUM)

@@ -217,7 +217,7 @@ class Ongoing(Observer):
         self._result = gloo_waits.begin(functools.partial(_in_order, before, exchange))
         group.ongoing = self
         if self._context is not None:
-            # Those that have ended go, which hold tensors: the program may wait for none of them.
+            # Drop finished works: they keep tensors alive, and the program may never wait on them.
             for each in [*self._context.observers.order]:
                 if isinstance(each, Ongoing) and each.is_completed():
                     each._unwatch()

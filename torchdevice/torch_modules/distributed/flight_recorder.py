@@ -30,8 +30,7 @@ from torchdevice.torch_modules.cuda.constants import NCCL
 _VERSION = "2.10"
 
 _SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-"""The variables that say how many collectives are recorded, none by default: torch's names now and
-before.
+"""The variables for the number of recorded collectives, 0 by default: torch's names now and before.
 """
 
 _FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -225,7 +224,7 @@ class FlightRecorder:
         includeStackTraces: bool = True,
         onlyActive: bool = False,
     ) -> dict[str, Any]:
-        """Return what was recorded. The arguments are those of torch's ``_dump_nccl_trace``."""
+        """Return the record. The arguments are those of torch's ``_dump_nccl_trace``."""
         active = [each for each in list(self._records) if not each.has_ended()]
         found: dict[str, Any] = {
             "version": _VERSION,
@@ -253,7 +252,7 @@ class FlightRecorder:
         return dict(zip(names, (begun, started, completed), strict=True))
 
     def write(self, rank: int) -> None:
-        """Write what was recorded to the file of a rank."""
+        """Write the record to the file of a rank."""
         if self.size:
             default = Path(torch.hub._get_torch_home(), "comm_lib_trace_rank_")
             path = Path(f"{_variable(_FILE, str(default))}{rank}")

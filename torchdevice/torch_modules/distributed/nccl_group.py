@@ -80,7 +80,7 @@ class NcclGroup(dist.ProcessGroup):
         runtime: The runtime of the target.
         kind: ``"nccl"``, ``"gloo"`` or ``"nccl and gloo"``. CPU tensors are taken where it names
             gloo.
-        store: The store by which the ranks found each other.
+        store: The store of the ranks' rendezvous.
         waiting: How this process waits for other ranks.
     """
 
@@ -213,7 +213,7 @@ class NcclGroup(dist.ProcessGroup):
             self._ended = f" Original reason for failure was: {reason}" if reason else ""
 
     def get_group_store(self) -> Any:
-        """Return the store by which the ranks found each other."""
+        """Return the store of the ranks' rendezvous."""
         return self._store
 
     @property

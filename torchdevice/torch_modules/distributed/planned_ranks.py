@@ -1,4 +1,4 @@
-"""What the ranks of a plan tell each other: shapes of a pipeline, and objects of the program.
+"""The messages among the ranks of a plan: shapes of a pipeline, and objects of the program.
 
 The ranks are planned in processes of their own, which leave files for each other. Tensors have no
 values in a plan, so a receiver could not read objects from the bytes that torch sends.
@@ -172,13 +172,13 @@ def _leave(path: str | None, value: Any) -> None:
 def _awaited(
     ranks: FakeRanks, sender: int, find: Callable[[], str | None], ended: str, take: bool = False
 ) -> Any:
-    """Return what the plan of another rank has left, as soon as it is there.
+    """Return the file that another rank's plan leaves, as soon as it is there.
 
     Args:
         ranks: The ranks of the plan, which share a folder.
         sender: The other rank.
         find: Return the path of its file, as soon as there is one.
-        ended: What is wrong if its plan ends before.
+        ended: The error if its plan ends before.
         take: Whether to remove the file.
 
     Raises:

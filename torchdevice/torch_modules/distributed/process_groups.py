@@ -111,7 +111,7 @@ def _init_process_group(
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         kwargs["store"] = FakeStore()
-    # Not `device_id`, by which NCCL connects at once.
+    # Not `device_id`, which makes NCCL connect at once.
     original(used, *args, **kwargs)
     _remember(
         dist.distributed_c10d._get_default_group(), asked, options, can_split=device_id is not None
@@ -295,7 +295,7 @@ class ProcessGroupNCCL:
         """Return a group.
 
         Args:
-            store: The store by which its ranks find each other.
+            store: The store of its ranks' rendezvous.
             rank: The rank of this process.
             size: The number of ranks.
             options: Settings of NCCL, or a time-out in their place.

@@ -84,7 +84,7 @@ def _begin(context: Context, original: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _nothing() -> None:
-    """Do what the first request asks for."""
+    """The first request, which does nothing."""
 
 
 def _in_scope(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -84,7 +84,7 @@ def _around_ring(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
 
 
 def _parts(given: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments with this rank's part in the place of each distributed tensor."""
+    """Return arguments with this rank's part instead of each distributed tensor."""
     placements = given["query"].placements
     found = dict(given)
     for name, value in given.items():
