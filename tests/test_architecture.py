@@ -657,7 +657,7 @@ def test_no_lower_room_imports_a_feature() -> None:
 
 
 WORDS_OF_FEATURES = re.compile(
-    r"simulat|triton|verif(?:y|ied)|\bplan(?:s|ned)?\b|\braces?\b", re.IGNORECASE
+    r"simulat|triton|verif(?:y|ied)|\bfindings?\b|\bplan(?:s|ned)?\b|\braces?\b", re.IGNORECASE
 )
 
 WITH_WORDS = {

@@ -26,6 +26,7 @@ from rich.console import Console
 
 import torchdevice
 from torchdevice.report import Report
+from torchdevice.report.discrepancies import findings_of
 from torchdevice.tools.cli import main, report
 
 pytestmark = [
@@ -109,7 +110,7 @@ class Written:
             with planted_in_cpu("exp", wrong_in_float32), contextlib.suppress(AttributeError):
                 exec(compile(PROGRAM, self.path, "exec"), {})
             self.report = scope.report()
-        (finding,) = scope.journal.findings
+        (finding,) = findings_of(scope.journal)
         self.script = Path(finding.script).read_text(encoding="utf-8")
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             runpy.run_path(finding.script)

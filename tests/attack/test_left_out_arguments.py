@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 import torchdevice
 from torchdevice.calls.lacking.missing_operators import overload_of
 from torchdevice.calls.lacking.mps_guards import FAULTS
+from torchdevice.report.discrepancies import findings_of
 from torchdevice.simulation.kernels import fused_attention, handwritten_kernels, recurrent_networks
 from torchdevice.simulation.refusals.cuda_rules import COMPOSED
 from torchdevice.torch_modules.apis import autocast_lists, batch_norm
@@ -425,7 +426,7 @@ def test_an_argument_left_out_has_the_default_of_the_schema(name: str, way: str)
             found = called(op, pytree.tree_map_only(torch.Tensor, torch.Tensor.cuda, copied(call)))
             compared += 1
             text = difference(expected, found, autocast, values=way != "meta")
-        text = text or "\n".join(map(str, scope.journal.findings))
+        text = text or "\n".join(map(str, findings_of(scope.journal)))
         if text:
             spelled = {key: getattr(value, "shape", value) for key, value in call.items()}
             wrong.append(f"{name}({spelled}) {'in autocast' if autocast else ''}: {text}")

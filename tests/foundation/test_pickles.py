@@ -20,8 +20,8 @@ from torchdevice import errors
 from torchdevice.check.checker import UnreadableError
 from torchdevice.errors import Access, TorchDeviceError
 from torchdevice.kernel.journal.callers import Site
-from torchdevice.kernel.journal.discrepancies import Finding
 from torchdevice.kernel.python.foreign_files import RefusedFileError
+from torchdevice.report.discrepancies import Finding
 
 # Which has a class of its own.
 importlib.import_module("torchdevice.torch_modules.compile.unstacked_mode")

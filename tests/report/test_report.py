@@ -26,10 +26,10 @@ from processes import run_command, run_program
 import torchdevice
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.journal import callers, journal
-from torchdevice.kernel.journal.discrepancies import LEFT_OUT
 from torchdevice.kernel.journal.journal import Journal
 from torchdevice.report import Report, content, formatting, source
 from torchdevice.report.content import Content, Group, Process, Row
+from torchdevice.report.discrepancies import LEFT_OUT
 from torchdevice.tools.cli import main
 from torchdevice.tools.cli import report as report_command
 

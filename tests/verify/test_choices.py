@@ -12,6 +12,7 @@ import torch
 from faults import planted
 
 import torchdevice
+from torchdevice.report.discrepancies import findings_of
 from torchdevice.simulation.allocator.storages import memory_of
 
 
@@ -53,7 +54,7 @@ def test_a_tie_hides_no_wrong_index(name: str, right: bool) -> None:
         warnings.simplefilter("ignore")
         with torchdevice.simulate(verify=True) as scope:
             call(torch.tensor(elements, device="cuda"))
-    assert bool(scope.journal.findings) != right
+    assert bool(findings_of(scope.journal)) != right
 
 
 def test_statistics_that_only_the_cpu_updates() -> None:
@@ -67,5 +68,5 @@ def test_statistics_that_only_the_cpu_updates() -> None:
             torch.nn.BatchNorm1d(3).cuda()(torch.rand(4, 3, device="cuda"))
     assert any(
         each.kind == "not written" and "running_mean" in each.what
-        for each in scope.journal.findings
+        for each in findings_of(scope.journal)
     )

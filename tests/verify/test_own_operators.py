@@ -11,6 +11,7 @@ import torch
 
 import torchdevice
 from torchdevice.errors import DivergenceWarning
+from torchdevice.report.discrepancies import findings_of
 
 Registered = Callable[[torch.library.Library, str, Callable[..., Any]], None]
 
@@ -62,7 +63,7 @@ def test_a_kernel_of_the_programs_own(
                 torch.ops.verified.half(x)
         else:
             torch.ops.verified.half(x)
-    findings = scope.journal.findings
+    findings = findings_of(scope.journal)
     assert [each.operator for each in findings] == ["verified::half"] * bool(wrong)
     assert findings.compared["verified::half"] == 1
 
@@ -75,7 +76,7 @@ def test_what_an_operator_of_the_program_writes(library: torch.library.Library) 
             DivergenceWarning, match="the argument 'x': is as it was before the call"
         ):
             torch.ops.verified.half_(torch.ones(3, device="cuda"))
-    assert [each.kind for each in scope.journal.findings] == ["not written"]
+    assert [each.kind for each in findings_of(scope.journal)] == ["not written"]
 
 
 def test_an_operator_with_one_kernel_is_not_compared_and_the_summary_says_so(
@@ -87,5 +88,5 @@ def test_an_operator_with_one_kernel_is_not_compared_and_the_summary_says_so(
         torch.ops.verified.half(torch.ones(3, device="cuda"))
         torch.ops.verified.half(torch.ones(3))  # not on the target
     assert called == ["cpu"] * 2, "nothing was run twice"
-    assert scope.journal.findings.left_out["foreign"] == {"verified::half": 1}
+    assert findings_of(scope.journal).left_out["foreign"] == {"verified::half": 1}
     assert "; not compared: 1 call of 1 operator of other libraries" in str(scope.report())

@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 import torchdevice
 from torchdevice.errors import DivergenceError, DivergenceWarning
 from torchdevice.report import Report
+from torchdevice.report.discrepancies import findings_of
 from torchdevice.simulation.allocator.storages import fresh, memory_of
 
 
@@ -48,7 +49,7 @@ def line() -> int:
 
 
 def found(scope: torchdevice.Scope) -> list[Any]:
-    return list(scope.journal.findings)
+    return list(findings_of(scope.journal))
 
 
 def one_more(right: Any, *args: Any, **kwargs: Any) -> Any:
@@ -79,7 +80,7 @@ def test_a_right_device_is_found_right(target: str) -> None:
         expected = train()
     with torchdevice.portable(target, verify=True) as scope:
         assert train() == expected
-    findings = scope.journal.findings
+    findings = findings_of(scope.journal)
     assert not found(scope) and {name for each in findings.left_out.values() for name in each} <= {
         "aten::lift_fresh"
     }
@@ -208,7 +209,7 @@ def test_what_rounding_explains_is_not_found(program: Any) -> None:
     torch.manual_seed(0)
     with torchdevice.portable("cpu", verify=True) as scope:
         program()
-    assert not found(scope) and scope.journal.findings.compared
+    assert not found(scope) and findings_of(scope.journal).compared
 
 
 def test_a_reduction_in_half_precision_is_more_than_rounding() -> None:
@@ -253,7 +254,7 @@ def test_a_sample_is_every_nth_call_of_each_operator() -> None:
         x = torch.ones(3, 3, device="cuda")
         for _ in range(9):
             x + x, x @ x
-    compared = scope.journal.findings.compared
+    compared = findings_of(scope.journal).compared
     assert compared["aten::add.Tensor"] == compared["aten::mm"] == 3
 
 
@@ -261,7 +262,7 @@ def test_only_operators_that_are_named_are_looked_at() -> None:
     with torchdevice.simulate(verify=True, verify_only="mm,add.Tensor") as scope:
         x = torch.ones(3, 3, device="cuda")
         x + x, x @ x, x * x, x.add(x, alpha=2), x.exp()
-    assert scope.journal.findings.compared == {"aten::mm": 1, "aten::add.Tensor": 2}
+    assert findings_of(scope.journal).compared == {"aten::mm": 1, "aten::add.Tensor": 2}
 
 
 @pytest.mark.parametrize(
@@ -350,7 +351,7 @@ def test_a_scope_inside_is_not_looked_at() -> None:
     with torchdevice.simulate(verify=True) as scope:
         with torchdevice.portable("cpu"):
             torch.ones(3, device="cuda") + 1
-        assert not scope.journal.findings.compared
+        assert not findings_of(scope.journal).compared
 
 
 def test_memory_figures_are_those_without() -> None:
@@ -456,7 +457,7 @@ def test_random_numbers_of_a_cpu_are_compared_by_their_range(operator: str, prog
         state = torch.get_rng_state()
         program()
         assert not torch.equal(state, torch.get_rng_state()) and not found(scope)
-    assert scope.journal.findings.random == {f"aten::{operator}": 2}
+    assert findings_of(scope.journal).random == {f"aten::{operator}": 2}
     wrong = beyond if operator != "exponential_" else lambda x, *args, **kwargs: beyond(x).neg_()
     with planted_in_cpu(operator, wrong), torchdevice.portable("cpu", verify=True) as scope:
         with pytest.warns(DivergenceWarning, match="has numbers from"):
@@ -506,7 +507,7 @@ def test_random_numbers_of_every_kind_are_in_their_range(
         "cpu" if random == "cpu" else "simulated:h100", verify=True, random=random
     ) as scope:
         draw()
-    assert not found(scope) and sum(scope.journal.findings.random.values()) == 1
+    assert not found(scope) and sum(findings_of(scope.journal).random.values()) == 1
 
 
 def test_numbers_are_drawn_as_without(target: str) -> None:
@@ -584,7 +585,7 @@ PROGRAMS = [transforms, forward_gradients, checkpoints, conjugates, overlapping,
 def test_nothing_is_found_in_what_torch_does_with_tensors(target: str, program: Any) -> None:
     with torchdevice.portable(target, verify=True) as scope:
         program(torch.rand(4, 3, device="cuda"))
-    assert not found(scope) and scope.journal.findings.compared
+    assert not found(scope) and findings_of(scope.journal).compared
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support")
@@ -592,14 +593,14 @@ def test_every_dtype_is_compared() -> None:
     with torchdevice.simulate(verify=True, strict=True) as scope:
         for dtype in (torch.complex32, torch.float8_e5m2, torch.bfloat16, torch.uint16, torch.bool):
             torch.zeros(3, device="cuda").to(dtype).clone()
-    assert not any(scope.journal.findings.left_out.values())
+    assert not any(findings_of(scope.journal).left_out.values())
 
 
 def test_what_is_no_plain_tensor_is_counted() -> None:
     with torchdevice.simulate(verify=True, strict=True) as scope:
         x = torch.eye(3, device="cuda").to_sparse()
         (x + x).to_dense()
-    assert scope.journal.findings.left_out["odd"]["aten::add.Tensor"] == 1
+    assert findings_of(scope.journal).left_out["odd"]["aten::add.Tensor"] == 1
 
 
 # ---- architectures -------------------------------------------------------------------------------
@@ -628,7 +629,7 @@ def test_nothing_is_found_in_architectures(target: str, sweep: tuple[bool, int])
             exercise(tiny, "cuda")
         assert not found(scope), name
         looked_at.append(name)
-        assert scope.journal.findings.compared.total() > 100
+        assert findings_of(scope.journal).compared.total() > 100
     assert len(looked_at) >= (150 if sweep[0] else ARCHITECTURES)
 
 

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.journal.callers import Site
-from torchdevice.kernel.journal.discrepancies import Finding, merged
 from torchdevice.kernel.journal.journal import Entry, Journal
 from torchdevice.kernel.options import Options
 from torchdevice.report import source
+from torchdevice.report.discrepancies import Finding, findings_of, merged
 from torchdevice.version import versions
 
 MAIN = "main"
@@ -337,8 +337,8 @@ class Content:
             rows=tuple(rows),
             processes=(process,),
             left_out=journal.overflow,
-            findings=tuple(journal.findings),
-            verified=journal.findings.counts() if getattr(options, "verify", None) else {},
+            findings=tuple(findings_of(journal)),
+            verified=findings_of(journal).counts() if getattr(options, "verify", None) else {},
         )
 
     def joined(self: C, others: Iterable[Content], lost: Iterable[Process] = ()) -> C:

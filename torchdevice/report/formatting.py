@@ -8,11 +8,11 @@ import shlex
 import urllib.parse
 from collections.abc import Sequence
 
-from torchdevice.kernel.journal.discrepancies import LEFT_OUT
 from torchdevice.kernel.python import printable
 from torchdevice.kernel.python.byte_sizes import scaled
 from torchdevice.report import content, source
 from torchdevice.report.content import MAIN, Content, Group, Process, Row, Totals
+from torchdevice.report.discrepancies import LEFT_OUT
 
 EXPLANATIONS = {
     Group.NUMBERS: (

@@ -23,6 +23,7 @@ from torchdevice.kernel.python import forks, run_folder
 from torchdevice.kernel.python.environment import REPORT
 from torchdevice.kernel.python.uncaught_errors import told_failure
 from torchdevice.report.content import MAIN, Process
+from torchdevice.report.discrepancies import findings_of
 from torchdevice.report.rendering import Report
 
 Describe = Callable[[], Report]
@@ -83,7 +84,7 @@ class _Member:
         folder = None if run_folder.leads() else run_folder.path()
         if folder is None:
             self._forget()
-        elif len(self._journal) or self._journal.findings.compared:
+        elif len(self._journal) or findings_of(self._journal).compared:
             text = self._described(_name()).to_json(indent=None)
             if run_folder.leave(".json", text, self._token):
                 self._take_back(folder)

@@ -9,8 +9,8 @@ import torch
 
 from torchdevice.calls.rewriters import native_device
 from torchdevice.kernel.context import Context
-from torchdevice.kernel.journal.discrepancies import Finding
 from torchdevice.kernel.stand_ins import same_bits, tensors
+from torchdevice.report.discrepancies import Finding, findings_of
 from torchdevice.verify import reference, tolerances
 from torchdevice.verify.inputs import WIDE, Copies, Inputs, Place, is_plain, on_cpu
 from torchdevice.verify.lines import Lines
@@ -95,7 +95,7 @@ class Call:
             if len(kinds) > 1 or dtypes.isdisjoint(WIDE):
                 return None
         if not all(is_plain(each) for each in given):
-            context.journal.findings.left_out["odd"][operator.name] += 1
+            findings_of(context.journal).left_out["odd"][operator.name] += 1
             return None
         return cls(context, operator, lines, args, kwargs, given)
 
@@ -103,7 +103,7 @@ class Call:
 
     def findings(self, result: Any) -> list[Finding]:
         """Return the operator's differences from the CPU."""
-        counts = self._context.journal.findings
+        counts = findings_of(self._context.journal)
         # A kernel that writes to nothing may have the copies themselves.
         writes = bool(self.operator.written) or not self.operator.declares
         if self._wide:

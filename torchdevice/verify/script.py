@@ -18,11 +18,11 @@ import torch
 
 from torchdevice.calls.rewriters import native_device
 from torchdevice.kernel.context import Context
-from torchdevice.kernel.journal.discrepancies import Finding
 from torchdevice.kernel.options import Options
 from torchdevice.kernel.python import data_files
 from torchdevice.kernel.python.logs import logger
 from torchdevice.kernel.stand_ins import given_to, tensors
+from torchdevice.report.discrepancies import Finding, findings_of
 from torchdevice.verify.inputs import WIDE, Inputs, Place
 from torchdevice.verify.operator_facts import Operator
 from torchdevice.version import versions
@@ -53,7 +53,7 @@ def write(context: Context, operator: Operator, inputs: Inputs, finding: Finding
     named = context.options.verify
     folder = Path(named).with_suffix("") if isinstance(named, str) else Path(_FOLDER)
     size = sum(memory.nbytes for memory in inputs.memories) if inputs.has_values else 0
-    if sum(1 for each in context.journal.findings if each.script) >= _MOST or size > _LARGEST:
+    if sum(1 for each in findings_of(context.journal) if each.script) >= _MOST or size > _LARGEST:
         return ""
     called = operator.name.partition("::")[2]
     name = f"{called}-{Path(finding.site.file).stem[:_LONGEST]}-{finding.site.line}"

@@ -19,12 +19,12 @@ from torchdevice.errors import DivergenceError, DivergenceWarning
 from torchdevice.kernel import dispatch_modes, thread_state
 from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices.observer import Observer
-from torchdevice.kernel.journal.discrepancies import Finding
 from torchdevice.kernel.python import run_folder
 from torchdevice.kernel.python.logs import logger
 from torchdevice.kernel.python.per_thread import readable_early
 from torchdevice.kernel.stand_ins import tensors
 from torchdevice.report import Report
+from torchdevice.report.discrepancies import Finding, findings_of
 from torchdevice.verify import operator_facts, script
 from torchdevice.verify.call import Call
 from torchdevice.verify.lines import BackwardCalls, Lines
@@ -77,7 +77,7 @@ class Watcher(Observer):
                 {native_device(each).type for each in tensors((args, kwargs))} if operator else ()
             )
             if operator and self.context.device_type in kinds:
-                self.context.journal.findings.left_out[operator][func.name()] += 1
+                findings_of(self.context.journal).left_out[operator][func.name()] += 1
             return None
         if self._left_out[operator]:
             self._left_out[operator] -= 1
@@ -94,7 +94,7 @@ class Watcher(Observer):
         Raises:
             DivergenceError: The scope is strict.
         """
-        kept = self.context.journal.findings.add(finding)
+        kept = findings_of(self.context.journal).add(finding)
         is_strict = self.context.options.strict
         if kept.count == 1:
             # One program for each operator and line; findings by range have nothing to show.

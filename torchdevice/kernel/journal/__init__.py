@@ -1,1 +1,1 @@
-"""Counts from a running program: rewritten calls by line, and findings of ``verify=``."""
+"""Counts of a running program's rewritten calls, by the line that made them."""

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
+from typing import Any, Protocol, TypeVar
 
 from torchdevice.kernel.fidelity import Fidelity
 from torchdevice.kernel.journal.callers import KINDS, PROGRAM, Site, kind_of, program_frame, site_of
-from torchdevice.kernel.journal.discrepancies import Findings
 
 MAX_ENTRIES = 10_000
 
@@ -50,18 +50,26 @@ class Entry:
     bytes: int = 0
 
 
+class Counts(Protocol):
+    """The part of a feature in a journal."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+
+
+Part = TypeVar("Part", bound=Counts)
+
+
 class Journal:
     """Entries aggregated by call site. Thread-safe; counts may lag by a few under contention.
 
     Attributes:
         overflow: How many events were not kept because there were too many different ones.
-        findings: What ``verify=`` found.
         began: Called before the first entry is made.
     """
 
     def __init__(self, max_entries: int = MAX_ENTRIES):
         self.overflow = 0
-        self.findings = Findings()
         self.began: Callable[[], None] | None = None
         self._max_entries = max_entries
         # Keyed by the id of the code object, whose own hash reads all of its bytecode. ``_codes``
@@ -69,6 +77,7 @@ class Journal:
         self._entries: dict[Key, Entry] = {}
         self._codes: dict[int, CodeType] = {}
         self._distances: dict[tuple[int, int], int] = {}
+        self._parts: dict[type[Any], Any] = {}
 
     def record(self, requested: str, done: str, fidelity: Fidelity, above: int = 0) -> Entry | None:
         """Count one event at the program's current line.
@@ -150,8 +159,15 @@ class Journal:
     def clear(self) -> None:
         """Forget everything: a forked process counts what it does itself."""
         self._entries.clear()
-        self.findings.clear()
+        for part in self._parts.values():
+            part.clear()
         self.overflow = 0
+
+    def part(self, kind: type[Part]) -> Part:
+        """Return the part of a feature that counts by itself; an empty one the first time."""
+        if kind not in self._parts:
+            self._parts.setdefault(kind, kind())  # another thread may be faster
+        return self._parts[kind]  # type: ignore[no-any-return]
 
     @property
     def entries(self) -> list[Entry]:

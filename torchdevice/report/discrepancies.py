@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchdevice.kernel.journal.callers import Site
+from torchdevice.kernel.journal.journal import Journal
 
 LEFT_OUT = {
     "unknown": "that the CPU cannot make",
@@ -120,3 +121,8 @@ class Findings:
 
     def __len__(self) -> int:
         return len(self._found)
+
+
+def findings_of(journal: Journal) -> Findings:
+    """Return the findings in a journal."""
+    return journal.part(Findings)
