@@ -202,6 +202,11 @@ def _is_joined(node: ast.AST) -> bool:
     return are_joined and len(node.value.elts) > 2
 
 
+def _is_chosen(node: ast.AST) -> bool:
+    """Return whether an attribute is of a ternary, as in ``(x if y else z).attribute``."""
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.IfExp)
+
+
 AT_ONCE = {
     "simulation.allocator.storages:_put_in_memory": "a storage and its views have one memory",
     "simulation.serving:NativeDevice._led_in_python": "the segments and the blocks in them are of one ledger",
@@ -224,6 +229,11 @@ def test_no_condition_is_used_as_a_text() -> None:
     assert used == set()
 
 
+def test_no_ternary_has_an_attribute() -> None:
+    chosen = {f"{module}:{name}" for module, name, node in expressions() if _is_chosen(node)}
+    assert chosen == set()
+
+
 def test_lines_assign_one_value_or_a_pair() -> None:
     joined = {f"{module}:{name}" for module, name, node in expressions() if _is_joined(node)}
     assert joined == set(AT_ONCE)
@@ -236,6 +246,7 @@ def test_lines_assign_one_value_or_a_pair() -> None:
         (_chooses_text, "x and 'a'", "x and y"),
         (_chooses_text, "y or (x and f'{x}')", "'a' and x"),
         (_chooses_text, "x and T.format(x)", "x and f(x)"),
+        (_is_chosen, "(x if y else z).f()", "f(x if y else z)"),
         (_is_joined, "a, b, c = 1, 2, 3", "a, b = 1, 2"),
         (_is_joined, "a, b, c = d = 1, 2, 3", "a, b, c = f()"),
     ],
@@ -298,7 +309,7 @@ def expressions() -> list[tuple[str, str, ast.AST]]:
         for name, function in functions(tree):  # an inner function comes later
             inside.update((id(node), name) for node in ast.walk(function))
         for node in ast.walk(tree):
-            if isinstance(node, (ast.IfExp, ast.BoolOp, ast.Assign)):
+            if isinstance(node, (ast.IfExp, ast.BoolOp, ast.Assign)) or _is_chosen(node):
                 found.append((module, inside.get(id(node), f"line {node.lineno}"), node))
     return found
 

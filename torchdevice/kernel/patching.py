@@ -251,10 +251,11 @@ class Added:
         self._container.update(self._entries)
 
     def remove(self) -> None:
+        if isinstance(self._container, set):
+            self._container.difference_update(self._entries)
+            return
         for each in self._entries:
-            self._container.discard(each) if isinstance(
-                self._container, set
-            ) else self._container.pop(each, None)
+            self._container.pop(each, None)
 
 
 def replaced_function(

@@ -190,7 +190,9 @@ class Converted(StandIns):
 
     def store(self, given: torch.Tensor, own: torch.Tensor) -> None:
         """Give an argument what was written to its stand-in."""
-        (given if given.shape == own.shape else given.resize_(own.shape)).copy_(own)
+        if given.shape != own.shape:
+            given.resize_(own.shape)
+        given.copy_(own)
 
 
 def _state(tensor: torch.Tensor) -> tuple[int, torch.Tensor | None]:

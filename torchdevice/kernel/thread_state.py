@@ -402,7 +402,11 @@ def _put_back(mode: ContextMode) -> None:
     if mode not in stacked_modes() and _handles_a_call(mode):
         return
     # Exactly once: after an interrupt in torch's block the mode may be missing or be there twice.
-    while (times := (stack := stacked_modes()).count(mode)) != 1:
+    while True:
+        stack = stacked_modes()
+        times = stack.count(mode)
+        if times == 1:
+            return
         try:
             if times and stack[-1] is not mode:
                 return  # until no mode of another package is above

@@ -258,7 +258,10 @@ def clean() -> list[Path]:
     """
     found = sorted(folder().glob(f"{_NAME}-*"))
     for each in found:
-        shutil.rmtree(each, ignore_errors=True) if each.is_dir() else each.unlink(missing_ok=True)
+        if each.is_dir():
+            shutil.rmtree(each, ignore_errors=True)
+        else:
+            each.unlink(missing_ok=True)
     return found
 
 

@@ -183,7 +183,10 @@ class StandInFinder:
 
     def find_distributions(self, context: Any = None) -> Iterable[importlib.metadata.Distribution]:
         """Return the metadata of the packages that are stood in for, to those who get them."""
-        if _context() is None or (who := askers.asker()) is None or not askers.gets_stand_in(who):
+        if _context() is None:
+            return ()
+        who = askers.asker()
+        if who is None or not askers.gets_stand_in(who):
             return ()
         return self.distributions(getattr(context, "name", None))
 

@@ -544,7 +544,8 @@ def scatter_std(
     counts = sums(torch.ones_like(src), index, dim, None, dim_size)
     mean = sums(src, index, dim, None, dim_size) / counts.clamp(min=1)
     squares = sums((src - mean.gather(dim, index)).square(), index, dim, out, dim_size)
-    divisor = (counts - 1 if unbiased else counts).clamp(min=1)
+    freedom = counts - 1 if unbiased else counts
+    divisor = freedom.clamp(min=1)
     found = (squares / (divisor + 1e-6)).sqrt()
     return _written(found, out)  # type: ignore[no-any-return]
 

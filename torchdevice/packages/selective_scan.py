@@ -57,7 +57,8 @@ def _by_step(given: torch.Tensor) -> torch.Tensor:
     """Return B or C as (batch or 1, channels or groups, length or 1, size)."""
     if given.dim() == 2:
         return given[None, :, None]
-    return (given[:, None] if given.dim() == 3 else given).transpose(2, 3)
+    grouped = given[:, None] if given.dim() == 3 else given
+    return grouped.transpose(2, 3)
 
 
 def _of_chunk(given: torch.Tensor, start: int, stop: int, channels: int) -> torch.Tensor:

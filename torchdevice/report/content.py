@@ -350,16 +350,15 @@ class Content:
         """
         others = list(others)
         reports: list[Content] = [self, *others]
+        rows = folded(row for report in reports for row in report.rows)
+        processes = [each for report in reports for each in report.processes]
+        findings = merged(each for report in reports for each in report.findings)
         return dataclasses.replace(
             self,
-            rows=tuple(folded(row for report in reports for row in report.rows)),
-            processes=(
-                *self.processes,
-                *(each for report in others for each in report.processes),
-                *lost,
-            ),
-            left_out=self.left_out + sum(report.left_out for report in others),
-            findings=tuple(merged(each for report in reports for each in report.findings)),
+            rows=tuple(rows),
+            processes=(*processes, *lost),
+            left_out=sum(report.left_out for report in reports),
+            findings=tuple(findings),
             verified=_sums(report.verified for report in reports),
         )
 

@@ -44,8 +44,10 @@ def place(file: str, line: int) -> str:
 
 def short(file: str) -> str:
     """Return a printable file name without meaningless folders; IPython names its cells."""
-    if (session := ipython()) and (cell := session.compile.format_code_name(file)):
-        return cell[1]  # "In[3]"; the first is "Cell"
+    session = ipython()
+    cell = session.compile.format_code_name(file) if session else None
+    if cell:
+        return str(cell[1])  # "In[3]"; the first is "Cell"
     file = printable.line(file)
     if not os.path.isabs(file):
         return file

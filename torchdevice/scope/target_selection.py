@@ -208,7 +208,8 @@ def devices_of_ranks(target: object, written_for: object) -> dict[str, Any]:
         # A program for Macs knows of one device.
         has_few = count < ranks and not (profile.single and written_for == MpsRuntime.device_type)
     elif target is None or target in target_names():
-        has_few = (_best() if target is None else runtime(str(target))).device_count() < ranks
+        found = _best() if target is None else runtime(str(target))
+        has_few = found.device_count() < ranks
     else:  # an error when the scope begins
         has_few = False
     return {"devices": ranks} if has_few else {}

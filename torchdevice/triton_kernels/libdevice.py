@@ -68,11 +68,10 @@ def function(symbol: str) -> Callable[..., Any]:
         each = _OTHERS.get(spelled, spelled)
         if each in _BY_NAME:
             return _BY_NAME[each]
-        # torch's special functions first, since they are the more exact.
-        if found := next(
-            (vars(m)[each] for m in (torch.special, np, torch) if each in vars(m)), None
-        ):
-            return found if isinstance(found, np.ufunc) else functools.partial(by_torch, found)
+        for module in (torch.special, np, torch):  # the more exact ones first
+            found: Any = vars(module).get(each)
+            if found is not None:
+                return found if isinstance(found, np.ufunc) else functools.partial(by_torch, found)
     refuse(
         f"tl.extra.libdevice: {symbol}",
         "Write the function with tl.math, or run the kernel on a GPU.",

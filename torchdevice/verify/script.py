@@ -123,23 +123,24 @@ class _Program:
 
     def rendered(self, finding: Finding) -> tuple[str, dict[str, torch.Tensor]]:
         """Return the text of the program, and the tensors that it loads."""
-        saved = {
-            m.name: m.values
-            for m in self._memories.values()
-            if m.values is not None and not _is_inline(m)
-        }
-        inline = [
-            m.values for m in self._memories.values() if m.values is not None and _is_inline(m)
-        ]
+        saved: dict[str, torch.Tensor] = {}
+        inline: list[torch.Tensor] = []
+        for memory in self._memories.values():
+            if memory.values is None:
+                continue
+            if _is_inline(memory):
+                inline.append(memory.values)
+            else:
+                saved[memory.name] = memory.values
         places = self._inputs.places.items()
         device, family = self._context.device_type, self._context.program
-        target, against = self._context.runtime.target, "in float64" if self._wide else "the CPU"
+        target = self._context.runtime.target
+        against = "in float64" if self._wide else "the CPU"
+        title = textwrap.fill(f"{finding.operator} on {target}: {finding.what}.", 100)
         text = data_files.filled(
             __file__,
             "program.py.jinja",
-            title=_in_docstring(
-                textwrap.fill(f"{finding.operator} on {target}: {finding.what}.", 100)
-            ),
+            title=_in_docstring(title),
             versions=", ".join(f"{name} {version}" for name, version in versions().items()),
             site=_in_docstring(str(finding.site)),
             is_finite=all(bool(values.isfinite().all()) for values in inline),

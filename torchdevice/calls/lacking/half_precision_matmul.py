@@ -136,8 +136,9 @@ def _in_float32(
     result = func(*wide, **named)
     if out is None:
         return _converted(result, torch.float32, dtype)
-    # `out` may have another shape, which torch resizes too.
-    return (out if out.shape == result.shape else out.resize_(result.shape)).copy_(result)
+    if out.shape != result.shape:
+        out.resize_(result.shape)  # as torch does
+    return out.copy_(result)
 
 
 def _converted(value: Any, given: torch.dtype, wanted: torch.dtype) -> Any:

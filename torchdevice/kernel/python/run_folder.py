@@ -111,8 +111,12 @@ def remove(folder: str | os.PathLike[str]) -> None:
         return
     with contextlib.suppress(OSError):
         for each in Path(folder).iterdir():
-            if _CONTENT.fullmatch(each.name):
-                each.rmdir() if each.is_dir() and not each.is_symlink() else each.unlink()
+            if not _CONTENT.fullmatch(each.name):
+                continue
+            if each.is_dir() and not each.is_symlink():
+                each.rmdir()
+            else:
+                each.unlink()
         os.rmdir(folder)
 
 

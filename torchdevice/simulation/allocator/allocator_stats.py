@@ -247,20 +247,16 @@ class Statistics:
             "small_pool": self.of_pools[True],
             "large_pool": self.of_pools[False],
         }
-        values, active = _VALUES.items(), _ACTIVE.items()
-        return {
-            **{
-                key: {pool: figures.stat(name) for pool, figures in pools.items()}
-                for key, name in values
-            },
-            **{
-                key: {pool: figures.active(*names) for pool, figures in pools.items()}
-                for key, names in active
-            },
-            **{name: figures.stat("count") for name, figures in self._oversize.items()},
-            **self.numbers,
-            "max_split_size": -1 if self.max_split_size is None else self.max_split_size,
-        }
+        shown: dict[str, Any] = {}
+        for key, name in _VALUES.items():
+            shown[key] = {pool: figures.stat(name) for pool, figures in pools.items()}
+        for key, names in _ACTIVE.items():
+            shown[key] = {pool: figures.active(*names) for pool, figures in pools.items()}
+        for name, figures in self._oversize.items():
+            shown[name] = figures.stat("count")
+        shown.update(self.numbers)
+        shown["max_split_size"] = -1 if self.max_split_size is None else self.max_split_size
+        return shown
 
     def forget_peaks(self) -> None:
         """Reset the peaks to the current values."""

@@ -41,9 +41,10 @@ class Pools:
     def pool(self, stream: int, is_small: bool, owner: Owner, *, expands: bool = False) -> Pool:
         """Return a pool, which is made if there is none."""
         key = (stream, is_small, owner, expands)
-        # `or` is safe: pools define no length. `setdefault` decides between threads.
         found = self._pools.get(key)
-        return found or self._pools.setdefault(key, Pool(*key, self._figures[is_small]))
+        if found is None:  # `setdefault` decides between threads
+            found = self._pools.setdefault(key, Pool(*key, self._figures[is_small]))
+        return found
 
     def unused(self) -> list[Pool]:
         """Return pools outside private ones in use: the driver may get their segments back."""

@@ -99,7 +99,8 @@ class _Call:
 
     def _places(self, keys: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Return each row's sequence, and its place from that sequence's end or beginning."""
-        length = (self.k if keys else self.q).size(-2)
+        tensor = self.k if keys else self.q
+        length = tensor.size(-2)
         ends = self.ends[keys]
         ends = torch.tensor([0, length]) if ends is None else ends.long()
         rows = torch.arange(length)

@@ -641,10 +641,11 @@ def _sparse_product(
 ) -> torch.Tensor:
     """A product of cuSPARSELt's, with a matrix that is kept whole here."""
     product = compressed_A.float() @ dense_B.float() * (1 if alpha is None else alpha)
-    product = product if bias is None else product + bias[:, None].float()
-    return (
-        (product.t() if transpose_result else product).to(out_dtype or dense_B.dtype).contiguous()
-    )
+    if bias is not None:
+        product = product + bias[:, None].float()
+    if transpose_result:
+        product = product.t()
+    return product.to(out_dtype or dense_B.dtype).contiguous()
 
 
 # cuDNN's operators by torch's own. Their last arguments are settings of cuDNN.

@@ -84,7 +84,9 @@ def batch_norm_elemt(
     normal = (_accumulated(x) - _across(mean, x)) * _across(invstd, x)
     if weight is not None:
         normal = normal * _across(weight, x)
-    return (normal if bias is None else normal + _across(bias, x)).to(x.dtype)
+    if bias is not None:
+        normal = normal + _across(bias, x)
+    return normal.to(x.dtype)
 
 
 @_kernel

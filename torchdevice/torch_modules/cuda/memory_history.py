@@ -337,16 +337,17 @@ def memory_snapshot(context: Context, pool: tuple[Any, ...] | None = None) -> di
         }
 
 
+_NOT_SHOWN = ("is_large", "parts")
+"""Fields of a segment that a snapshot shows by other keys."""
+
+
 def _segment(segment: Segment, history: History) -> dict[str, Any]:
     parts = segment.parts
     blocks = [{**part._asdict(), "frames": history.frames(part.data_ptr) or []} for part in parts]
     active = [part for part in parts if part.state != "inactive"]
+    own = {name: value for name, value in segment._asdict().items() if name not in _NOT_SHOWN}
     return {
-        **{
-            name: value
-            for name, value in segment._asdict().items()
-            if name not in ("is_large", "parts")
-        },
+        **own,
         "address": parts[0].address,
         "total_size": sum(part.size for part in parts),
         "allocated_size": sum(part.size for part in active if part.state == "active_allocated"),

@@ -542,7 +542,10 @@ def replaces_classes(stream: type[StreamStandIn], event: type[EventStandIn]) -> 
     @replaces(stream.module.StreamContext, "__exit__")
     def exit_context(context: Context, original: Any, self: Any, *raised: Any) -> None:
         before = vars(self).pop("_torchdevice_before", None)
-        _restore(*before) if before is not None else original(self, *raised)
+        if before is None:
+            original(self, *raised)
+        else:
+            _restore(*before)
 
     # Torch's class may lack it without a driver.
     REPLACED.append(

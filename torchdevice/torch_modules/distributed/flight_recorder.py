@@ -189,6 +189,7 @@ class FlightRecorder:
         self._counts[group_name] = counts
         now, thread = time.time_ns(), threading.current_thread()
         is_timed = group.is_timed and group.batch is None
+        patience = timeout if timeout.days >= 0 else group.timeout
         fields = {
             "record_id": next(self._numbers),
             "pg_id": list(self._groups).index(group_name),
@@ -203,9 +204,7 @@ class FlightRecorder:
             "state": "started" if is_timed else "scheduled",
             "retired": False,
             "is_p2p": title.startswith(("nccl:send", "nccl:recv")),
-            "timeout_ms": round(
-                1e3 * (timeout if timeout.days >= 0 else group.timeout).total_seconds()
-            ),
+            "timeout_ms": round(1e3 * patience.total_seconds()),
             "thread_id": str(thread.ident),
             "thread_name": thread.name,
         }
