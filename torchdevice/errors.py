@@ -150,7 +150,7 @@ class FidelityError(TorchDeviceError, RuntimeError):
 
     Attributes:
         requested: The request.
-        done: What would have been done instead.
+        done: The approximation.
     """
 
     _text = (
@@ -202,7 +202,7 @@ class TorchVersionError(TorchDeviceError, ImportError):
     Attributes:
         name: The missing dotted name, or several of them with commas.
         version: The version of the installed torch.
-        affected: What does not work without the name.
+        affected: The feature that does not work without the name.
     """
 
     _text = (
@@ -224,7 +224,7 @@ class TritonVersionError(TorchDeviceError, ImportError):
     """
 
     _text = (
-        "triton {version} has no {name!r}, by which torchdevice runs its kernels without a GPU. "
+        "triton {version} has no {name!r}, which torchdevice needs to run kernels without a GPU. "
         "Install the release of Triton that torch's own builds for CUDA require."
     )
 
@@ -236,7 +236,7 @@ class EngineUnavailableError(TorchDeviceError, RuntimeError):
     """``engine="wrap"`` cannot replace the constructor of ``torch.device`` in this Python.
 
     Attributes:
-        reason: What prevents the replacement.
+        reason: Why the constructor cannot be replaced.
     """
 
     _text = "engine='wrap' does not work here: {reason}. Use engine='mode'."
@@ -321,8 +321,8 @@ class CopyInFlightError(TorchDeviceError, RuntimeError):
 
     _text = (
         "the copy to cuda:{stream[0]} that began at {site} on stream {stream[1]} was in flight "
-        "while the host wrote to its source. On a GPU it may have copied what was written then. "
-        "Record an event after the copy and synchronize it before the memory is written again."
+        "while the host wrote to its source. On a GPU it may have copied the new values. Record an "
+        "event after the copy and synchronize it before the memory is written again."
     )
 
     site: Any
@@ -353,7 +353,7 @@ class DivergenceError(TorchDeviceError, RuntimeError):
     """An operator differs from the CPU, in a scope with ``verify=`` and ``strict=True``.
 
     Attributes:
-        finding: What differs: its ``operator``, ``kind``, ``what``, ``site``, ``arguments``,
+        finding: The difference: its ``operator``, ``kind``, ``what``, ``site``, ``arguments``,
             ``error``, ``script``.
     """
 
@@ -386,7 +386,7 @@ class WrongDeviceError(TorchDeviceError, RuntimeError):
     """A batch was given to a move that starts on another device.
 
     Attributes:
-        name: What is elsewhere, as the program would write it: ``"the batch['x'][0]"``.
+        name: The tensor, as the program would write it: ``"the batch['x'][0]"``.
         found: The device where it is.
         expected: The device where the move starts.
     """

@@ -52,7 +52,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @readable_early
 class _Thread(threading.local):
-    """What the collection in progress of a thread has entered."""
+    """The entry of a thread's collection in progress."""
 
     def __init__(self) -> None:
         self.entered: list[AbstractContextManager[Any]] = []

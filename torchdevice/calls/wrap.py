@@ -188,7 +188,7 @@ def _made(
 
     Args:
         mode: The thread's mode.
-        known: What ``mode.known`` has for the device.
+        known: The entry of ``mode.known`` for the device.
         source: The tensor that is moved; None for a factory.
         make, args, kwargs: The call, with the device that stands in.
 
@@ -452,7 +452,7 @@ class _Walk:
     share.
 
     Attributes:
-        members: What :func:`_members` yields.
+        members: The items of :func:`_members`.
         functions: The functions among them.
         loaded: Which modules were loaded, see :func:`loaded`.
         searched: The modules that were searched: name -> id.
@@ -657,7 +657,7 @@ _INSTALLATIONS = {
         lambda walk: _listed(_may_be_refused(), walk)
     ),
 }
-"""What a context must have -> what it then needs."""
+"""The condition on a context -> the installation that it then needs."""
 
 _OF_RUNTIMES: dict[int, _Wrapping] = {}
 """The `id` of a runtime's own table of rewriters, which the installation keeps -> what wraps the
@@ -703,7 +703,7 @@ _NAMED = (types.FunctionType, types.BuiltinFunctionType, type)
 
 
 def automatic() -> Literal["mode", "wrap"]:
-    """Return what ``engine="auto"`` means for a scope of the whole process that is entered now."""
+    """Return the engine of ``engine="auto"`` for a scope of the whole process, entered now."""
     return "mode" if may_be_held() or replace_new.refusal() else "wrap"
 
 

@@ -192,8 +192,7 @@ def _nccl(node: ast.Call, view: View) -> Iterator[Found]:
         backend = argument(node, None, "default")
     if any("nccl" in str(text.value).lower() for text in view.texts(backend)):
         yield Found(
-            Verdict.APPROXIMATE,
-            "gloo takes the place of NCCL, and get_backend() still answers 'nccl'.",
+            Verdict.APPROXIMATE, "gloo replaces NCCL, and get_backend() still answers 'nccl'."
         )
 
 

@@ -30,8 +30,8 @@ def rendered(
     """Return the lines of findings.
 
     Args:
-        findings: What was found, of which the totals are shown.
-        shown: What of it is listed.
+        findings: All findings, for the totals.
+        shown: Those to list.
         files: How many files were read.
         target: The name of the target.
     """

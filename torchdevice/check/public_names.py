@@ -27,7 +27,7 @@ class Declared(NamedTuple):
 
     Attributes:
         fidelity: How close the name comes to the accelerator's own.
-        note: What the name does.
+        note: The effect of the name.
         on: Target -> fidelity and note, for the targets where these differ.
     """
 
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 
     Attributes:
         names: The names, with spaces between them.
-        does: What they do.
+        does: Their effect.
         fidelity: How close they come to the accelerator's own.
         on: Target -> fidelity and sentence where these differ. A text names the function of
             ``torch._C`` that differs in the same way.

@@ -17,7 +17,7 @@ from torchdevice.check.target import Target
 
 
 class Verdict(enum.Enum):
-    """What a line means for a target, the most important first."""
+    """The meaning of a line for a target, the most important first."""
 
     CHANGE = "change"
     """The program must be changed, or raises an error."""

@@ -1,4 +1,4 @@
-"""What a target does with the names, dtypes and operators that a source mentions.
+"""A target's treatment of the names, dtypes and operators in a source.
 
 Torch is imported when the first of them is looked up, because the tables are those that the package
 works with.
@@ -25,7 +25,7 @@ class Target(NamedTuple):
     """A device that stands in, as far as a source can be judged by it.
 
     Attributes:
-        name: What ``--target`` named.
+        name: The value of ``--target``.
         column: The target's column in the table of public names.
         native: The accelerator whose programs need nothing there; or empty.
         profile_name: The profile that says what the device lacks; or empty.

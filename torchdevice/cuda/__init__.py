@@ -12,7 +12,7 @@ import sys
 from typing import Any, NoReturn
 
 NAME = "set_cuda_visible_devices"
-"""What the other project's package imports from ``torchdevice.cuda``."""
+"""The name that the other project's package imports from ``torchdevice.cuda``."""
 
 REMEDY = (
     "pip uninstall torchdevice, then pip install --force-reinstall --no-deps torchdevice-portable"

@@ -44,8 +44,8 @@ class Late:
         makers: Return the patches for the module.
         sees_scope: Whether the module's text runs in the scope; a module of torch sees the machine
             as it is.
-        error: What is raised, with the name, where the module must not be imported. It is found all
-            the same, so that a program may ask for it.
+        error: The error to raise, given the name, if the module must not be imported. It is found
+            all the same, so that a program may ask for it.
 
     Attributes:
         patches: The patches, from the first installation on.

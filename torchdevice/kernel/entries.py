@@ -16,8 +16,7 @@ class Entries:
 
     Attributes:
         active: The active entries, in all threads.
-        features: What the scope's options ask for beyond running the program, see
-            ``kernel/feature.py``.
+        features: The features that the scope's options want, see ``kernel/feature.py``.
         way: How the user entered the scope, see :func:`torchdevice.kernel.options.spelled`.
     """
 

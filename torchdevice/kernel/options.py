@@ -50,10 +50,10 @@ class Declaration(NamedTuple):
         show: Returns the text from which ``parse`` makes a value.
         quote: Returns a value as a message writes it.
         choices: The texts that are accepted, where there are few.
-        alone: What the flag means without a text; None where it must have one.
+        alone: The value of the flag without a text; None where it must have one.
         group: The heading under which a command line lists the option.
-        text: What the option does, for the command line and the documentation. The docstring of the
-            record has it.
+        text: The effect of the option, for the command line and the documentation, from the
+            docstring of the record.
     """
 
     check: Callable[..., Any]
@@ -230,7 +230,7 @@ def literal(text: str) -> Any:
 
 
 class Target(NamedTuple):
-    """What options must agree with.
+    """The facts about a target that options must agree with.
 
     Attributes:
         simulated: Whether the target is a simulated device.

@@ -429,7 +429,7 @@ def _with_names(module: ModuleType, names: Mapping[str, Callable[[Any], Any]]) -
 class _GuardedName:
     """The descriptor of a guarded name. Without a context it acts as a plain attribute.
 
-    What a program sets or deletes there is a value of its context, which ends with the context.
+    A value that a program sets there belongs to its context, and ends with it.
     """
 
     def __init__(self, name: str, value: Callable[[Any], Any]):

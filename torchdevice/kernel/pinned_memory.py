@@ -10,7 +10,7 @@ from torchdevice.kernel.torch_internals import data_ptr
 
 
 class PinnedMemory:
-    """What the program pinned, which is noted and not done.
+    """The memory that the program pinned, which is noted and not pinned.
 
     Attributes:
         registered: The memory that the program registered with the CUDA runtime: address -> size.

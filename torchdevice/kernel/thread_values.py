@@ -83,7 +83,7 @@ class ThreadValues(threading.local):
 
 
 class WhileInside:
-    """What a program has put in force in a scope, set aside while the thread is out of it.
+    """The settings of a program in a scope, set aside while the thread is out of it.
 
     A thread also leaves a scope between two steps of a decorated generator.
 

@@ -61,7 +61,7 @@ class LARC:
 
     Args:
         optimizer: The optimizer that takes the steps.
-        trust_coefficient: The part of a parameter's norm by which one step may change it.
+        trust_coefficient: The largest change of a parameter in a step, as a part of its norm.
         clip: Whether the optimizer's own learning rate is the largest.
         eps: Added to the norms in divisors.
     """

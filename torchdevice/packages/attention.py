@@ -53,7 +53,7 @@ class Rule(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """What :func:`attend` returns.
+    """The result of :func:`attend`.
 
     Attributes:
         out: As the queries.

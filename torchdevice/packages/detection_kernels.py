@@ -45,7 +45,7 @@ def _of_mmcv(
     """Register a kernel of detectron2 as mmcv's too, which checks its arguments first.
 
     Args:
-        name: What mmcv calls it.
+        name: Its name in mmcv.
         check: Checks the arguments, by their names.
     """
 

@@ -382,7 +382,7 @@ def check_whole_memory(tensors: dict[str, torch.Tensor]) -> None:
 
 
 class Convolution(NamedTuple):
-    """What a deformable convolution is called with, beside tensors: height, then width.
+    """The arguments of a deformable convolution that are no tensors: height, then width.
 
     Attributes:
         kernel: The size of the kernel.

@@ -309,7 +309,7 @@ class Mamba2(nn.Module):
     def _states_of(self, inference_params: Any, batch: int) -> _States:
         if self.layer_idx is None:
             raise AssertionError(
-                "the block has no layer_idx, by which inference_params keep its state."
+                "the block has no layer_idx, the key of its state in inference_params."
             )
         kept = inference_params.key_value_memory_dict
         if self.layer_idx not in kept:

@@ -235,7 +235,7 @@ class Mamba(nn.Module):
     def _state_of(self, inference_params: Any, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         if self.layer_idx is None:
             raise ValueError(
-                "the block has no layer_idx, by which inference_params keep its state. Give "
+                "the block has no layer_idx, the key of its state in inference_params. Give "
                 "layer_idx."
             )
         kept = inference_params.key_value_memory_dict

@@ -18,8 +18,8 @@ class Missing(NamedTuple):
     """One package that needs CUDA.
 
     Attributes:
-        what: What it is, in a few words.
-        instead: What to use where there is no CUDA.
+        what: A description, in a few words.
+        instead: The package to use where there is no CUDA.
         needs_cuda: Whether it has no build without CUDA.
     """
 

@@ -92,7 +92,7 @@ class Name(NamedTuple):
     """One function, class or value of a package.
 
     Attributes:
-        value: What the program gets.
+        value: The object that the program gets.
         fidelity: How close it comes to the package's own.
         note: What is different, in a few words; empty for an exact one.
     """

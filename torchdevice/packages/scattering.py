@@ -75,8 +75,8 @@ def _reduced(
     size: int | None,
     reduction: str,
 ) -> torch.Tensor:
-    """Return what a reduction gives of the elements that have the same index: 0, or 1 of products,
-    where there are none.
+    """Return a reduction of the elements that have the same index: 0, or 1 of products, where there
+    are none.
 
     With ``out`` it is that of the elements and of what ``out`` has, and it is written there.
     """

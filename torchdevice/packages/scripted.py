@@ -27,7 +27,7 @@ def called_by_scripts(function: Callable[..., Any], called: Any) -> None:
 
     Args:
         function: The stand-in.
-        called: What the program calls, which reports the call.
+        called: The function that the program calls, which reports the call.
     """
     called.__prepare_scriptable__ = functools.cache(lambda: _text_that_calls(function, called))
 

@@ -34,7 +34,7 @@ def _names(name: str) -> str:
 
 @stands_in(f"{_names('AttentionBias')} xformers.ops.AttentionBias")
 class AttentionBias:
-    """What is added to the scores of attention: minus infinity where a row does not see a key."""
+    """A bias of the scores of attention: minus infinity where a row does not see a key."""
 
     def rule(self, rows: int, keys: int) -> Rule:
         """Return the rule for the keys that a row sees, for so many rows and keys."""

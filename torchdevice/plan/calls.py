@@ -52,7 +52,7 @@ def plan(
         is False where memory ran out.
 
     Raises:
-        BaseException: What the call raises, unless memory ran out.
+        BaseException: The errors of the call, unless memory ran out.
     """
     said = collected_options.from_environment()
     if target is None:

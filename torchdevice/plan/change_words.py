@@ -44,7 +44,7 @@ _OF_MODEL: Mapping[str, tuple[str, ...]] = {
 
 
 class Change(NamedTuple):
-    """What is changed.
+    """The parts to change.
 
     Attributes:
         names: Of :data:`CHANGES`; none for the program as it is.
@@ -83,7 +83,7 @@ class Change(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What a person calls the change."""
+        """The change in a person's words."""
         parts = [
             f"FSDP over {self.ranks} ranks" if name == "fsdp" else CHANGES[name]
             for name in self.names

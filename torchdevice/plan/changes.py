@@ -23,7 +23,7 @@ from torchdevice.plan.change_words import Change
 
 
 class Changed:
-    """What a plan changes of its program.
+    """A plan's changes of its program.
 
     Args:
         change: The change.

@@ -18,7 +18,7 @@ YES = "yes"
 NO = "no"
 UNKNOWN = "unknown"
 WITHOUT_FRAGMENTS = "without fragments"
-"""What is known of a model: it has the memory, too little, perhaps enough, or enough without the
+"""The facts about a model: it has the memory, too little, perhaps enough, or enough without the
 fragments.
 """
 
@@ -54,7 +54,7 @@ class Workspaces(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What a plan proves of the memory that its program needs.
+    """A plan's evidence on the memory that its program needs.
 
     Attributes:
         finished: Whether the program came to its end, and used GPUs. Otherwise it may need more.

@@ -149,7 +149,7 @@ def main() -> None:
 
 
 _COUNTED = {"cpu": "this machine's processors"}
-"""What a word for torchrun's ``--nproc-per-node`` counts, where that is not GPUs."""
+"""A word for torchrun's ``--nproc-per-node`` -> the things it counts, if not GPUs."""
 
 
 def _of_torchrun(torchrun: Any, args: Any, before: Mapping[str, str], devices: int) -> Launch | str:

@@ -27,7 +27,7 @@ class LostError:
     """One such error.
 
     Attributes:
-        part: What it ended.
+        part: The part of the program that it ended.
         error: Its class.
         place: The program's line; empty if it has none, as an error of another process.
         ran_out: Whether memory ran out.

@@ -194,8 +194,8 @@ def _placed(model: Any, strategy: str | None) -> Any:
 
     Args:
         model: The model.
-        strategy: How ranks share the work: ``"ddp"``, by which each has the whole model, or
-            ``"fsdp"``, FSDP2 on each layer, by which each has a part; None for one process.
+        strategy: How ranks share the work: ``"ddp"``, which gives each the whole model, or
+            ``"fsdp"``, FSDP2 on each layer, which gives each a part; None for one process.
     """
     if strategy is None:
         materialized(model, "cuda")

@@ -102,7 +102,7 @@ class Peaks(Observer):
         progress: What is told now and then how many blocks came and went, the most bytes in use,
             and what is done.
         doing: Returns what is done, for the progress; empty for the program.
-        traffic: What a rank of several sends to the others.
+        traffic: The traffic of a rank of several.
         ran_out: Line of the program -> how often memory ran out there.
         gave_up: Whether the program has asked for no memory since it ran out.
         refused: The most bytes of a device that would have been in use where memory ran out.

@@ -146,11 +146,11 @@ class _State:
     No tensor is held, because its end is part of what a layer does.
 
     Attributes:
-        mark: What the memory of a call depends on.
+        mark: The key of a call's memory.
         slots: Slot -> the ``id`` and the address of its tensor.
         numbers: Number of a part, and attribute -> a value that is no tensor.
-        fixed: What a call must leave as it is: tensors deeper within, and how often the values of
-            integers changed.
+        fixed: The values that a call must leave as they are: tensors deeper within, and how often
+            the values of integers changed.
     """
 
     mark: list[Any] = field(default_factory=list)
@@ -562,7 +562,7 @@ class _Memory:
         )
 
     def end(self) -> None:
-        """Give back what an error left, such as that memory ran out."""
+        """Free the blocks that an error left, such as that of exhausted memory."""
         for each in self._placed:
             each.placed = None
         for number in [*self._blocks]:

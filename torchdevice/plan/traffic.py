@@ -1,4 +1,4 @@
-"""What a rank of a plan sends to other ranks, by collective.
+"""The traffic of a rank of a plan, by collective.
 
 The bytes that a rank sends are those of NCCL's ring algorithms. For a message of S bytes among n
 ranks they are 2 S (n - 1) / n in an all-reduce, and S (n - 1) / n in an all-gather and in a
@@ -28,7 +28,7 @@ class _Collective(NamedTuple):
     """A collective, as an operator of ``c10d``.
 
     Attributes:
-        name: What a person calls it.
+        name: Its name for people.
         message: The place of the argument with the message: a tensor, or lists of them.
         factor: Is called with the number of ranks, and returns how many times the message a rank
             sends.

@@ -45,7 +45,7 @@ _WEYL = numpy.array(
     [[turn * 0x9E3779B9 & _MASK, turn * 0xBB67AE85 & _MASK] for turn in range(_ROUNDS)],
     numpy.uint64,
 )
-"""What each round adds to the two words of the key."""
+"""The summands of the key's two words in each round."""
 
 
 _UINT64, _FLOAT64 = numpy.dtype(numpy.uint64), numpy.dtype(numpy.float64)
@@ -67,7 +67,7 @@ _AT_LOW, _AT_HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
 
 
 class Gpu(NamedTuple):
-    """What a GPU's numbers depend on.
+    """The properties of a GPU that its numbers depend on.
 
     Attributes:
         multiprocessors: The number of its multiprocessors.
@@ -90,7 +90,7 @@ class Gpu(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What a kernel makes of the words of a counter.
+    """The way from the words of a counter to a kernel's numbers.
 
     Attributes:
         name: Its name in compiled code.

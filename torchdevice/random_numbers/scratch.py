@@ -52,7 +52,7 @@ class Scratch:
 
 
 _spare: list[Scratch] = []
-"""What is not in use. Threads that draw at the same time have memory of their own."""
+"""Memory that is not in use. Threads that draw at the same time have memory of their own."""
 
 
 @contextlib.contextmanager

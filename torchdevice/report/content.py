@@ -31,7 +31,7 @@ MAIN = "main"
 
 
 class Group(enum.Enum):
-    """What a row means for the program. A report shows the groups in this order."""
+    """The meaning of a row for the program. A report shows the groups in this order."""
 
     NUMBERS = "changed numbers"
     ELSEWHERE = "ran elsewhere"
@@ -47,7 +47,7 @@ class LibraryLine(Site):
 
 @dataclasses.dataclass
 class Row:
-    """What one line of the program asked for, and what was done.
+    """A request of one line of the program, and the result.
 
     Attributes:
         file: Path of the source file.
@@ -81,7 +81,7 @@ class Row:
 
     @property
     def group(self) -> Group:
-        """What the row means for the program."""
+        """The meaning of the row for the program."""
         if self.fidelity.changes_numbers:
             return Group.NUMBERS
         return Group.ELSEWHERE if self.fidelity is Fidelity.EXACT else Group.OTHER
@@ -277,7 +277,7 @@ class Totals:
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """What a program asked for and what was done instead, by line of the program.
+    """The requests of a program and their results, by line of the program.
 
     Attributes:
         program: The command line.
@@ -285,7 +285,7 @@ class Content:
         written_for: The accelerator that the program is written for.
         versions: Versions of this package, of torch and of Python, and which kernels computed where
             there is a choice.
-        rows: What happened, the most important first.
+        rows: The rows, the most important first.
         processes: The processes it happened in.
         left_out: How many calls were not told apart because there were too many different ones.
         findings: What ``verify=`` found.

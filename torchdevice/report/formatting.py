@@ -1,4 +1,4 @@
-"""What reports say, in whatever form: headings, sums and figures."""
+"""The sentences of reports of all forms: headings, sums and figures."""
 
 from __future__ import annotations
 

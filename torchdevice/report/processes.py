@@ -34,9 +34,9 @@ def lead(journal: Journal, describe: Describe, show: Callable[[Report], None]) -
     """Let the processes of the run that this one leads report to it, and show all of it at the end.
 
     Args:
-        journal: What this process counts.
+        journal: The journal of this process.
         describe: Returns the report of this process.
-        show: What becomes of the report of all processes.
+        show: The function that gets the report of all processes.
     """
     os.environ[REPORT] = "1"
     member = _Member(journal, describe)

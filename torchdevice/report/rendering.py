@@ -53,7 +53,7 @@ def heading(report: Content) -> list[str]:
 
 
 def findings(report: Content) -> list[str]:
-    """Return what ``verify=`` found."""
+    """Return the findings of ``verify=``."""
     lines = []
     for each in report.findings:
         place = source.place(each.site.file, each.site.line)
@@ -91,7 +91,7 @@ def _row(row: Row, report: Content) -> Line:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Report(Content):
-    """What a program asked for and what was done instead, by line of the program.
+    """The requests of a program and their results, by line of the program.
 
     ``str(report)`` is text, ``rich.print(report)`` has colours, and a notebook shows a page. The
     attributes are those of what the report says: ``rows``, ``totals``, ``groups``, ``fallbacks``,

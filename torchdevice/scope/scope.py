@@ -108,7 +108,7 @@ class Scope(AbstractContextManager["Scope"]):
 
     Attributes:
         options: What was asked for.
-        journal: What was rewritten and supplied, by call site.
+        journal: The rewritten and supplied calls, by call site.
     """
 
     __exit__ = Exit(_Leaving)  # type: ignore[assignment]
@@ -317,7 +317,9 @@ def _fill(entry: Entry, context: Context) -> None:
 
 
 _PUTTING = mps_guards.put, missing_operators.put, dispatch.put, kept_functions.put
-"""What puts kernels in front of torch's. They stay, and ask the context of their thread."""
+"""The functions that put kernels in front of torch's. The kernels stay, and ask the context of
+their thread.
+"""
 
 
 def _leave_signals(entry: Entry) -> None:

@@ -275,7 +275,7 @@ _OTHER_NAMES = {
     "intel": "xpu",
     "gpu": "simulated:cuda",
 }
-"""What people call a target. A GPU that is there is chosen without being named."""
+"""Other names of targets. A GPU that is there is chosen without a name."""
 
 
 def _unknown(target: object, name: str) -> UnknownTargetError:

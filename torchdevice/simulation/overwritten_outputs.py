@@ -203,7 +203,7 @@ def run(graph: Graph | None, compute: Callable[[list[Any]], Any], given: list[An
     """Run compiled code on a list of tensors, of which it may take the tensors out.
 
     Args:
-        graph: What is known of the code; None where the program asks for no recorded graphs.
+        graph: The facts about the code; None where the program asks for no recorded graphs.
         compute: Runs the code.
         given: Its inputs.
 

@@ -36,7 +36,7 @@ DEVICE_TYPE = "simulated"
 
 
 _thread = PerThread(lifted=False, holds_doubles=False, falling_back=False, recorded=False)
-"""What the kernels of a thread do at present.
+"""The present work of a thread's kernels.
 
 ``lifted``: they refuse nothing, because this package itself calls operators. ``holds_doubles``:
 they refuse no dtype, because torch composes the operator differently on the real device.

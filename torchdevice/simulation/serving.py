@@ -204,8 +204,8 @@ _HANDWRITTEN = frozenset(
 """Operators with a handwritten kernel that C++ serves too."""
 
 answers: dict[str, Callable[..., Any]] = {}
-"""What C++ asks of kernels in Python, by name. Their files put it here, because they import this
-one.
+"""The functions of kernels in Python that C++ calls, by name. Their files register them, because
+they import this one.
 """
 
 _contexts: set[Context] = set()

@@ -41,10 +41,10 @@ _EXAMPLES = """torchdevice: examples:
   pytest -o torchdevice=
 
 """
-"""What stands above the flags in pytest's help. The last example overrides a configuration file."""
+"""The text above the flags in pytest's help. The last example overrides a configuration file."""
 
 _ERRORS = (TorchDeviceError, ValueError, TypeError)
-"""What is raised for options that cannot be had."""
+"""The errors of options that cannot be had."""
 
 _scopes = pytest.StashKey["Scope"]()
 
@@ -262,8 +262,8 @@ class _Summary:
 
     Args:
         scope: The scope of ``--torchdevice``.
-        shown: What the flag ``--torchdevice-report`` says: None for totals, True for the whole
-            report, else a file.
+        shown: The value of ``--torchdevice-report``: None for totals, True for the whole report,
+            else a file.
     """
 
     def __init__(self, scope: Scope, shown: str | bool | None):

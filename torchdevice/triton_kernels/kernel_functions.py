@@ -396,7 +396,7 @@ _CALLED: dict[str, Callable[..., Any]] = {
     "transposed": _transposed,
     "assigned": _assigned,
 }
-"""What a kernel calls by the names that :class:`_Rewriter` puts into it."""
+"""The functions behind the names that :class:`_Rewriter` puts into a kernel."""
 
 _FREE = {f"_triton_{name}": function for name, function in _CALLED.items()}
 

@@ -357,7 +357,7 @@ class Compiled(OnNoDevice):
     Args:
         context: The scope.
         src: The kernel, in which Triton's compiler finds what it refuses.
-        target: What the scope's device is to Triton.
+        target: The scope's device as Triton's target.
         options: The options of Triton's backend.
 
     Attributes:

@@ -132,7 +132,7 @@ class Memory:
         Args:
             pointers: The handle of the kernel's addresses.
             mask: That of the mask, or None.
-            dtype: What NumPy reads or writes there.
+            dtype: The dtype that NumPy reads or writes.
         """
         if (
             not isinstance(pointers, OuterSum)

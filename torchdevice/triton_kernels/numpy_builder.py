@@ -512,7 +512,7 @@ class _Tile:
         Args:
             offsets: For each axis the first index of each instance, or all indices of the axis.
             checked: The axes whose indices may be outside of the tensor.
-            value: What is to be stored.
+            value: The values to store.
         """
         dtype = self.base.dtype
         size = numpy_dtype(dtype.element_ty).itemsize

@@ -61,7 +61,7 @@ _NAMES = {
     "tl": "language",
     "type_of": "language:str_to_ty",
 }
-"""What this folder calls it -> where Triton has it."""
+"""Name in this folder -> place in Triton."""
 
 globals().update({name: _require(*place.split(":")) for name, place in _NAMES.items()})
 

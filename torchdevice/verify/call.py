@@ -22,7 +22,7 @@ class _Compared(NamedTuple):
     """A tensor that is compared.
 
     Attributes:
-        name: What a finding calls it.
+        name: Its name in findings.
         actual: The tensor.
         number: Which part of the result it is; None for an argument to which the operator is to
             write.
@@ -44,7 +44,7 @@ class Call:
 
     Attributes:
         operator: The operator.
-        inputs: What it was given.
+        inputs: Its arguments.
         is_by_range: Whether only shapes, dtypes and ranges are compared, because the CPU cannot
             draw the same numbers.
     """

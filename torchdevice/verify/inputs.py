@@ -145,8 +145,8 @@ class Inputs:
 
     Attributes:
         places: ``id`` of each tensor -> where it is.
-        memories: The copies of the memories, as bytes or in the dtype of the only tensor in it.
-            What comes before the first element of any tensor is left out.
+        memories: The copies of the memories, as bytes or in the dtype of the only tensor in it. The
+            memory before the first element of any tensor is left out.
         has_values: Whether the values were copied.
     """
 
@@ -241,7 +241,7 @@ class Copies(StandIns):
     """CPU tensors instead of a call's arguments.
 
     Args:
-        inputs: What the call was given.
+        inputs: The arguments of the call.
         made: Returns the CPU tensor for a tensor.
         dtypes: The dtypes that replace others.
     """

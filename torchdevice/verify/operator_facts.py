@@ -1,4 +1,4 @@
-"""What verify knows of an operator from its schema and from the lists below."""
+"""The facts about an operator, from its schema and from the lists below."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def moved(op: Any, inputs: Inputs, place: Any) -> tuple[list[Any], Any] | None:
 
     Args:
         op: The operator.
-        inputs: What it was given.
+        inputs: Its arguments.
         place: Returns the result that is compared, of a call's results and copies.
 
     Returns:

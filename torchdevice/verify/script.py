@@ -76,7 +76,7 @@ class _Memory(NamedTuple):
     """A memory as one dtype.
 
     Attributes:
-        name: What the program calls it.
+        name: Its name in the program.
         dtype: The dtype.
         before: How many elements come before the first that is used.
         values: The elements from there on; None where they have no meaning.

@@ -63,7 +63,7 @@ class CpuFallback(Converted):
     """One call with CPU tensors instead of the target's.
 
     Args:
-        func: What is called.
+        func: The function to call.
         device_type: The target's device type.
         op: The operator, for a call below autograd; None for a call above it.
 

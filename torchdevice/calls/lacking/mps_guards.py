@@ -162,7 +162,7 @@ class Fault(NamedTuple):
     Attributes:
         operators: The operators, with overload.
         issues: The issues that report it.
-        what: What is wrong, for the report and the documentation.
+        what: The fault, for the report and the documentation.
         guard: What is done instead.
         macos_before: The first version of macOS without the fault; None where none is known.
         torch_before: The first version of torch without the fault; None where none is known.

@@ -1,7 +1,7 @@
 """The interface of a device that can stand in.
 
-Differences between devices are described here and nowhere else: the rest of the package asks a
-:class:`Runtime`. Ordinals are those of the target: 0 .. ``device_count() - 1``. Sizes are bytes,
+Differences between devices are described here and nowhere else: all other parts of the package ask
+a :class:`Runtime`. Ordinals are those of the target: 0 .. ``device_count() - 1``. Sizes are bytes,
 times are milliseconds.
 """
 
@@ -56,7 +56,7 @@ class HostMark:
 
 
 class TorchSupport(NamedTuple):
-    """What torch has for a type of device.
+    """Torch's parts for a type of device.
 
     Attributes:
         compiles_flex_backward: Whether Inductor has code for the backward of ``flex_attention`` on
@@ -108,10 +108,10 @@ class KernelFallback:
 
 
 class Runtime(DeviceMemory, KernelFallback):
-    """What a type of device can do. The base class finishes work before each call returns.
+    """The abilities of a type of device. The base class finishes work before each call returns.
 
     Attributes:
-        support: What torch has for the device type.
+        support: Torch's parts for the device type.
         compiles: Whether Inductor makes code for the device.
         unsupported_dtypes: Dtypes the device cannot hold.
         pins_memory: Whether torch can allocate page-locked memory for this device.
@@ -139,7 +139,7 @@ class Runtime(DeviceMemory, KernelFallback):
 
     @functools.cached_property
     def supplied(self) -> SuppliedDevice:
-        """What differs on a device that this package supplies itself."""
+        """The differences of a device that this package supplies itself."""
         return SuppliedDevice(self)
 
     @property

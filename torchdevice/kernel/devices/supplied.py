@@ -1,4 +1,4 @@
-"""What differs on a device whose tensors, kernels and allocator this package supplies.
+"""The differences of a device whose tensors, kernels and allocator this package supplies.
 
 The defaults are those of every other device, for which torch and the device's own library do this.
 Simulated devices answer otherwise. The names of torch that concern allocators, generators, graphs
@@ -83,7 +83,7 @@ class SuppliedDevice:
 
     @property
     def kind(self) -> str:
-        """What a message calls the device."""
+        """The device's name in messages."""
         return self._runtime.target
 
     @property
@@ -99,7 +99,7 @@ class SuppliedDevice:
         """
 
     def kernels(self, option: str) -> str:
-        """Return which kernels ``native=option`` chooses, in words; "" if there is no choice."""
+        """Describe the kernels that ``native=option`` chooses; "" if there is no choice."""
         return ""
 
     def enter_thread(self, entry: Any) -> None:

@@ -70,7 +70,7 @@ _LIBRARIES = _library_folders()
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 
 _TYPED = re.compile(r"<(?:stdin|ipython-input|python-input)")
-"""What interactive interpreters call the program's text."""
+"""The names that interactive interpreters give the program's text."""
 
 KINDS: dict[str, int] = {}
 """Name of a file -> the owner of its frames, for the files seen so far."""

@@ -18,8 +18,8 @@ from torchdevice.kernel.journal.callers import KINDS, PROGRAM, Site, kind_of, pr
 MAX_ENTRIES = 10_000
 
 Key = tuple[int | str | None, ...]
-"""What entries have in common that are one: frames by their code and instruction, the request and
-what was done.
+"""Calls with the same key are one entry: frames by their code and instruction, the request and the
+result.
 """
 
 

@@ -1,4 +1,4 @@
-"""What a forked child process does anew."""
+"""The objects that a forked child process makes anew."""
 
 from __future__ import annotations
 

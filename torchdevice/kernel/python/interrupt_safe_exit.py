@@ -23,8 +23,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _unfinished: set[Leaving] = set()
-"""What statements in progress will leave. It keeps them for garbage collections, which call no weak
-reference that is itself garbage.
+"""The statements in progress, each with its way to leave. It keeps them for garbage collections,
+which call no weak reference that is itself garbage.
 """
 
 

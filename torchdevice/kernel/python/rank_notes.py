@@ -62,7 +62,7 @@ class Failure(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """What a rank has waited for.
+    """A wait of a rank.
 
     Attributes:
         rank: The rank, as a number in the whole program.

@@ -27,7 +27,7 @@ _CONTENT = re.compile(r"[0-9a-f]{8}|[0-9]+-[0-9a-f]{8}\.(?:begun|part|json|faile
 
 
 def begin() -> None:
-    """Let this process be the first of a run. What killed runs left is removed."""
+    """Let this process be the first of a run. Leftovers of killed runs are removed."""
     from multiprocessing import util
 
     try:

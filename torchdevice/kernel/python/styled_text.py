@@ -57,7 +57,7 @@ def counted(items: Iterable[T], number: int, done: str) -> Iterator[T]:
     Args:
         items: The items.
         number: How many there will be.
-        done: What was done with them, such as ``"files checked"``.
+        done: The words for them, such as ``"files checked"``.
     """
     for count, item in enumerate(items, 1):
         if sys.stderr.isatty():

@@ -16,7 +16,7 @@ from torchdevice.kernel.stand_ins import extent
 from torchdevice.kernel.torch_internals import storage_use_count
 
 MOST_BYTES, MOST_BLOCKS = 64 << 20, 256
-"""What a device keeps at most. The memory that was freed first is given up first."""
+"""The most memory that a device keeps. The memory that was freed first is given up first."""
 
 Kept = dict[int, torch.UntypedStorage]
 """Address of a free block -> the memory on the CPU that it had."""

@@ -50,7 +50,7 @@ _NAMES = {
     "philox_seed": "rng_state",
     "softmax_logsumexp": "logsumexp",
 }
-"""What some kernels call an argument or a result -> what the others call it."""
+"""The name of an argument or a result in some kernels -> its name in the others."""
 
 _REFUSED = ("alibi_slopes", "block_table", "seqlen_k", "seqused_k")
 """Arguments that are not computed."""
@@ -110,7 +110,7 @@ class _Call:
         return sequences, rows - origins[sequences]
 
     def _hidden(self) -> torch.Tensor:
-        """Return which keys each row does not see: (rows, keys)."""
+        """Return a mask of the keys that each row does not see: (rows, keys)."""
         sequences, places = self._places(False)
         of_keys, places_of_keys = self._places(True)
         away = places_of_keys - places[:, None]
@@ -125,7 +125,7 @@ class _Call:
         return hidden
 
     def _kept(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return what dropout multiplies the weights by."""
+        """Return dropout's factors of the weights."""
         dropout = self.given.get("dropout_p")
         if not dropout:
             return torch.ones(())

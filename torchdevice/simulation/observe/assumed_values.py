@@ -40,16 +40,16 @@ ASSUMED = "assumed: "
 """The beginning of a report's row on assumed values."""
 
 MOST, FEWEST = "all are 1", "all are 0, and nothing is selected"
-"""What was assumed of values on which a size depends."""
+"""The assumption about values on which a size depends."""
 
 STEPS, SKIPS = "no infinity, so the optimizer steps", "an infinity, so the step is skipped"
-"""What was assumed of the gradients of a ``GradScaler``."""
+"""The assumption about the gradients of a ``GradScaler``."""
 
 VALID = "the arguments are valid"
-"""What was assumed of the arguments of ``torch.distributions``."""
+"""The assumption about the arguments of ``torch.distributions``."""
 
 FIRST = "the first part has everything"
-"""What was assumed of the parts of a tensor whose sizes the program read."""
+"""The assumption about the parts of a tensor whose sizes the program read."""
 
 _PLACES = "aten::nonzero"
 

@@ -1,9 +1,9 @@
 """Kernels that compute shapes and no values, for ``simulate(compute="meta")``.
 
-A tensor of the device has a block of the device's memory, and no memory of this machine. An
-operator runs on tensors of torch's meta device in its place, by torch's own meta kernels; where
-there is none, on fake tensors. So views, strides, errors about shapes and the memory that autograd
-keeps are those of a real run. The shapes of a call serve the calls like it.
+A tensor of the device has a block of the device's memory, and no memory of this machine. Torch's
+own meta kernels run an operator on tensors of the meta device instead; where there is none, on fake
+tensors. So views, strides, errors about shapes and the memory that autograd keeps are those of a
+real run. The shapes of a call serve the calls like it.
 """
 
 from __future__ import annotations

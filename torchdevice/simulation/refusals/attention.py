@@ -301,7 +301,7 @@ _CHECKS: dict[str, Callable[[_Facts], Any]] = {
 """Check -> whether it refuses a call."""
 
 _DENSE = frozenset({"batches", "groups", "heads", "lengths", "strides", "mem_efficient_strides"})
-"""What torch checks of dense tensors only. Jagged ones are checked further by
+"""Torch's checks of dense tensors only. Jagged ones are checked further by
 torch/nested/_internal/sdpa.py.
 """
 

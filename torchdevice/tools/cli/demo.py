@@ -48,7 +48,7 @@ class _Step(NamedTuple):
     """A command of the story.
 
     Attributes:
-        said: What is said before it.
+        said: The text before it.
         words: The command, as it is typed.
         last: How many of its last lines are shown; None for all.
         begin: How the first line begins that is shown.

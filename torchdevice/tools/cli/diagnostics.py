@@ -34,14 +34,14 @@ from torchdevice.simulation.model_lookup import MODELS
 
 
 class Finding(NamedTuple):
-    """What an examination found.
+    """The result of an examination.
 
     Attributes:
-        subject: What was looked at, in a word.
+        subject: What was examined, in a word.
         status: ``"ok"``; ``"warning"`` for what works otherwise than one might expect;
             ``"problem"``.
-        said: What was found.
-        remedy: What to do about it.
+        said: The result.
+        remedy: How to fix it.
     """
 
     subject: str

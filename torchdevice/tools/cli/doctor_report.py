@@ -24,13 +24,13 @@ _LEFT_OUT = frozenset({"compiler", "variables", "targets", "native"})
 
 
 class Result(NamedTuple):
-    """What became of one test.
+    """The result of one test.
 
     Attributes:
-        feature: What the test is about, in words.
+        feature: The subject of the test, in words.
         outcome: ``"passed"``, ``"failed"`` or ``"left out"``.
         seconds: How long it took.
-        said: What the test printed, and the error that ended it.
+        said: The output of the test, and the error that ended it.
     """
 
     feature: str

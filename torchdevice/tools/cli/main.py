@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises:
         SystemExit: With status 2 if the command line is invalid or cannot be carried out.
-        BaseException: What the program of ``torchdevice run`` raises, ``SystemExit`` included.
+        BaseException: The errors of the program of ``torchdevice run``, ``SystemExit`` included.
     """
     with output():
         options = parser().parse_args(argv)

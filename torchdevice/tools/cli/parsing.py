@@ -57,7 +57,7 @@ class CommandTexts(NamedTuple):
     Attributes:
         description: One or more sentences. The list of commands shows the first one.
         usage: How the command is called; None to show all its arguments.
-        epilog: What stands below the arguments.
+        epilog: The text below the arguments.
         arguments: Argument -> its keyword arguments in ``add_argument``.
         headings: Heading of the help -> the arguments below it. Others stand among the common
             options.

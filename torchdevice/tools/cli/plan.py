@@ -536,7 +536,7 @@ class _Output(NamedTuple):
     Attributes:
         options: Whether as text, JSON or Markdown.
         file: Where to, if it is not a text for a person.
-        title: What to call the program; empty for its own words.
+        title: A name for the program; empty for its own words.
     """
 
     options: argparse.Namespace

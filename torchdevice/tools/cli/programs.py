@@ -46,7 +46,7 @@ class Program(NamedTuple):
 
     @property
     def file(self) -> str:
-        """What tracebacks call the file of the source."""
+        """The name of the source's file in tracebacks."""
         return self.path or ("<string>" if self.argv[0] == "-c" else "<stdin>")
 
 

@@ -29,7 +29,7 @@ from torchdevice.kernel.python.interrupt_safe_exit import Exit, LeavingBy
 from torchdevice.kernel.python.per_thread import PerThread
 
 _STEPS = ("forward", "setup_context", "backward", "jvp", "vmap")
-"""What a program writes in a custom function."""
+"""The methods that a program writes in a custom function."""
 
 
 taken = PerThread(error=None)

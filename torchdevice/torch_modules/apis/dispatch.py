@@ -191,7 +191,7 @@ def _describe(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any
 
 @replaces(PythonKeyTracer, "create_arg")
 def _argument(context: Context, original: Any, self: Any, value: Any) -> Any:
-    """What stands for an argument in a graph."""
+    """The stand-in of an argument in a graph."""
     found = original(self, value)
     return context.devices.shown(found) if isinstance(found, torch.device) else found
 

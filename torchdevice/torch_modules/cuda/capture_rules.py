@@ -52,7 +52,7 @@ def not_while_capturing(attempt: str | None = None, *, pageable: bool = False) -
     """Raise if this thread is capturing a graph.
 
     Args:
-        attempt: What a generator was asked, as torch's error begins
+        attempt: The operation of a generator, with which torch's error begins
             (aten/src/ATen/cuda/CUDAGraphsUtils.cuh). None for what CUDA itself refuses, which
             spoils the capture.
         pageable: Whether memory of the host is copied that is not pinned, which torch itself

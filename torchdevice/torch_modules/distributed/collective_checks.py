@@ -253,7 +253,7 @@ class Waiting:
             ended: Waits as long as this rank is patient, and returns whether what it waits for has
                 ended.
             call: The collective that this rank has called.
-            awaited: Returns what the other ranks have to begin.
+            awaited: Returns the calls that the other ranks have to begin.
 
         Raises:
             DistBackendError: This rank can never go on.

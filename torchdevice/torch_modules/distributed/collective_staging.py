@@ -197,8 +197,8 @@ class Ongoing(Observer):
 
     Args:
         group: The group of the ranks.
-        call: What this rank calls.
-        times: How many collectives of the group this rank has begun.
+        call: The collective that this rank calls.
+        times: The number of the group's collectives that this rank has begun.
         exchange: Does the collective. It uses nothing of a scope.
     """
 

@@ -110,7 +110,7 @@ class _Record:
 
     Args:
         group: Its group.
-        fields: What the format says of it.
+        fields: Its entry in the format.
 
     Attributes:
         fields: The same.

@@ -400,7 +400,7 @@ class NcclGroup(dist.ProcessGroup):
 
 
 _LATE = "Timed out waiting [0-9]+ms"
-"""What gloo says at the end of the time-out. The other ranks only lose their connections then."""
+"""gloo's error at the end of the time-out. The other ranks only lose their connections then."""
 
 
 def is_set(variable: str) -> bool:

@@ -53,7 +53,7 @@ _NCCL_TIMEOUT = datetime.timedelta(minutes=10)
 
 
 class _Asked(NamedTuple):
-    """What the program asked for when it made a group.
+    """The program's arguments for a group.
 
     Attributes:
         names: The backends, as it spelled them.

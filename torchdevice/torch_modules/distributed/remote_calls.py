@@ -52,8 +52,8 @@ class _Worker(NamedTuple):
 
     Attributes:
         name: Its name.
-        agent: What torch asks for the worker's device maps. Kept, because torch keeps only the part
-            of it that is C++.
+        agent: The object with the worker's device maps for torch. Kept, because torch keeps only
+            the part of it that is C++.
         sending: Another worker -> ordinal of a device here -> ordinal there, for requests to it.
         answered: Another worker -> ordinal there -> ordinal here, for its answers to them.
         asked: Another worker -> ordinal there -> ordinal here, for requests from it.
