@@ -68,7 +68,7 @@ def raise_out_of_memory(context: Context, error: BaseException) -> None:
     """
     text = _out_of_memory_text(context, error)
     if text is not None:
-        # The target's text is in CUDA's, and what led to it is this package's.
+        # The error contains the target's text, and its cause is this package's.
         raise _with_limit(
             context, out_of_memory.tell(context, torch.OutOfMemoryError(text))
         ) from None

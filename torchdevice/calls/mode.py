@@ -31,8 +31,8 @@ class DeviceMode(thread_state.ContextMode):
         table: The rewriters for the context, see :func:`lookup.table_of`.
         find: ``table.get``. The handler does not use ``table``, because Dynamo would guard on its
             length, which grows.
-        known: What :meth:`Context.redirect` knows in this thread, where a call that names a device
-            needs nothing else.
+        known: The answers of :meth:`Context.redirect` in this thread, for calls with a device that
+            need nothing else.
     """
 
     def __init__(self, context: Context | None):

@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _constant(function: F) -> F:
-    # What torch._dynamo.assume_constant_result does, without importing Dynamo.
+    # ``torch._dynamo.assume_constant_result``, without the import of Dynamo.
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 

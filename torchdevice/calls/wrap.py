@@ -394,7 +394,7 @@ and two objects.
 
 
 def _entry_point(function: Any) -> EntryPoint:
-    """Return the entry point of a function, or what is one already."""
+    """Return the entry point of a function; an entry point is its own."""
     if isinstance(function, EntryPoint):
         return function
     if id(function) not in _entry_points:
@@ -507,8 +507,8 @@ def _kind_for(function: Any) -> type[EntryPoint]:
 def _for_every_scope(walk: _Walk) -> list[Patch]:
     """Return the patches for every scope.
 
-    They are for what has a rewriter of its own, what takes a device by its schema, and what may be
-    made again.
+    They are for functions with a rewriter, with a device in their schema, and for calls that may be
+    repeated.
     """
     builtins = {function for function in walk.functions if isinstance(function, _BUILTINS)}
     found = {
@@ -660,8 +660,8 @@ _INSTALLATIONS = {
 """The condition on a context -> the installation that it then needs."""
 
 _OF_RUNTIMES: dict[int, _Wrapping] = {}
-"""The `id` of a runtime's own table of rewriters, which the installation keeps -> what wraps the
-functions in it.
+"""The `id` of a runtime's own table of rewriters, which the installation keeps -> the installation
+of their wrappers.
 """
 
 

@@ -1,4 +1,4 @@
-"""``torchdevice check``: predicts from sources, without running them, what a target changes.
+"""``torchdevice check``: predicts the effects of a target from sources, without running them.
 
 May import ``errors``, ``kernel``, ``scope``, ``simulation`` and ``version``.
 """

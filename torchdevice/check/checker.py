@@ -88,7 +88,7 @@ class Source(NamedTuple):
                 f"the file cannot be parsed as Python 3: {error.msg}", error.lineno or 1
             ) from None
         except (ValueError, RecursionError, MemoryError) as error:
-            # Bytes of zero, and what is nested too deep.
+            # Bytes of zero, and source that is nested too deep.
             raise UnreadableError(
                 f"the file cannot be parsed: {error or 'it is nested too deep'}"
             ) from None
@@ -290,7 +290,7 @@ def _lines(source: _At | list[_At]) -> list[tuple[int, str]]:
 
 
 def _python(cell: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a cell, with a pass in place of what IPython alone understands."""
+    """Yield the lines of a cell, with ``pass`` instead of IPython's own syntax."""
     other = bool(cell) and re.match(r"%%(?!time|capture|prun)", cell[0][1]) is not None
     for line, code in cell:
         magic = re.match(r"(\s*)(?:[%!?]|[\w.]+\?\??\s*$|[\w, ]+=\s*[%!])", code)

@@ -1,4 +1,4 @@
-"""The rules for what stands beside a program: packages, extensions, process groups, compilers."""
+"""The rules for a program's environment: packages, extensions, process groups, compilers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PACKAGES: Mapping[str, str] = {
     "tensorrt": "choose the library's own fallback",
     "torch_tensorrt": "use torch.compile",
 }
-"""Packages that run on CUDA only, and what to use in their place."""
+"""Packages that run on CUDA only, and the replacement of each."""
 
 INTERPRETED: Mapping[str, str] = {
     "bitsandbytes": "bitsandbytes computes with its own kernels for CPUs.",

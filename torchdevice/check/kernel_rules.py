@@ -331,7 +331,7 @@ def _is_of_device(call: ast.Call, view: View) -> bool:
 
 
 def _refused_arguments(node: ast.Call, view: View) -> Iterator[str]:
-    """Yield the names of what MPS refuses in a call."""
+    """Yield the names of a call's parts that MPS refuses."""
     function, method = view.called(node), view.method(node)
     if function == "torch.nn.LSTM":
         projects = argument(node, None, "proj_size")
@@ -455,7 +455,7 @@ _BEFORE = {
     "No": "has ",
     **dict.fromkeys(("MPS's", "Figures", "Memory", "A", "The"), "gives "),
 }
-"""What makes a sentence of a note whose first word is no verb."""
+"""The beginning of a sentence for a note whose first word is no verb."""
 
 
 def _third_person(note: str) -> str:

@@ -33,7 +33,7 @@ _BIND_NOTHING = _LEAVES | {
 """The most frequent nodes that give no name a value."""
 
 _MAX_STEPS = 20
-"""How many assignments are followed from a name to what it means."""
+"""The most assignments that are followed from a name to its meaning."""
 
 
 class _Given(NamedTuple):
@@ -68,7 +68,7 @@ class _Scope:
 
 
 class Names:
-    """What the names of a parsed source mean.
+    """The meanings of the names in a parsed source.
 
     Args:
         tree: The source.

@@ -59,7 +59,7 @@ _ON_TARGETS: Mapping[str, Mapping[str, tuple[Fidelity, str]]] = {
     "torch.mps": {"mps": (Fidelity.EXACT, "torch's own.")},
     "torch.backends.mps": {"mps": (Fidelity.EXACT, "torch's own.")},
 }
-"""Module -> what differs on a target for all its names."""
+"""Module -> the difference on a target of all its names."""
 
 _ROWS: Mapping[str, Sequence[Row]] = {
     "torch.cuda": (
@@ -86,8 +86,7 @@ _ROWS: Mapping[str, Sequence[Row]] = {
         Row("is_available", "Return whether the program is written for CUDA."),
         Row("is_initialized", "Return True; False in a forked process that cannot use the device."),
         Row(
-            "init",
-            "Check what the accelerator checks first. A stand-in device needs no initialisation.",
+            "init", "Run the accelerator's first checks. A stand-in device needs no initialisation."
         ),
         Row(
             "device_count",

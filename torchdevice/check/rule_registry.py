@@ -1,6 +1,6 @@
 """The rules: what each finds in a source, a syntax tree with resolved names, for a target.
 
-A rule is a function of a node that yields what it found.
+A rule is a function of a node that yields findings.
 """
 
 from __future__ import annotations
@@ -88,8 +88,9 @@ class Rule(NamedTuple):
         name: Its name in ``--select`` and in comments.
         finds: The calls that it finds and their effect, in a few sentences.
         kinds: The kinds of nodes that it looks at.
-        look: Yields what it finds at a node.
-        of_cuda: Whether it looks for what needs CUDA, so that nothing is found for CUDA itself.
+        look: Yields its findings at a node.
+        of_cuda: Whether it looks for code that needs CUDA, so that nothing is found for CUDA
+            itself.
         of_lacks: Whether it looks for what the target's profile lacks, so that nothing is found
             without one.
     """
@@ -106,7 +107,7 @@ RULES: dict[str, Rule] = {}
 
 
 Look = Callable[..., Iterator[Found]]
-"""Yields what a rule finds at a node, in a view."""
+"""Yields the findings of a rule at a node, in a view."""
 
 
 def rule(

@@ -85,7 +85,7 @@ class Target(NamedTuple):
         return self.profile is not None and self.profile.refuses
 
     def fidelity(self, name: str) -> tuple[str, Fidelity, str] | None:
-        """Return the public name that a dotted name of torch means, its fidelity and what it does.
+        """Return the public name for a dotted name of torch, with its fidelity and its effect.
 
         Returns None for a name that the table does not contain, and for one that the target has
         itself.

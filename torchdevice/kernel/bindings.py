@@ -185,7 +185,7 @@ class _Loader:
 F = TypeVar("F", bound=Callable[..., Any])
 
 REPLACED: list[Patch] = []
-"""The patches of what is there when this package is imported."""
+"""The patches of names that exist when this package is imported."""
 
 LATER: dict[str, Any] = {}
 """Full name of a module -> its patches, put in once a program has imported it."""
@@ -281,7 +281,7 @@ def supplied_function(
     """Register ``(context, *args)``, which torch calls, without the context, by the given names.
 
     A call of a function that is not exact is reported once per line of the program, with ``note``
-    as the text of what is done instead. A function with ``on`` reports its calls itself.
+    as its effect. A function with ``on`` reports its calls itself.
 
     Args:
         name: One name or several, with spaces between: of ``torch._C``, or dotted.

@@ -209,7 +209,7 @@ class Context:
     Args:
         options: The options of the scope.
         runtime: The target.
-        journal: Counts what is rewritten and supplied.
+        journal: Counts rewritten and supplied calls.
         join: Lets another thread join the context.
 
     Attributes:
@@ -255,7 +255,7 @@ class Context:
         self.pinned = PinnedMemory()
 
     def _begin(self) -> None:
-        """Fix what the first use of the accelerator fixes."""
+        """Called at the first use of the accelerator."""
         # A later change of `CUDA_VISIBLE_DEVICES` has no effect, as in CUDA.
         self.devices.fix_count()
         self._settle()

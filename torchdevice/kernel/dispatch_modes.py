@@ -71,7 +71,7 @@ _KEPT = (
     "old_non_infra_dispatch_mode_flags",
     "old_without_ignore_compile_internals_dispatch_mode_flags",
 )
-"""The attributes in which a mode keeps what it restores, the last entry last."""
+"""The attributes of a mode with the states to restore, the last entry last."""
 
 
 def is_tracing() -> bool:
@@ -100,7 +100,8 @@ class Operators(_python_dispatch.TorchDispatchMode):
     operators there too.
 
     Args:
-        observer: The observer. Its ``run`` is given the operator, what runs it, and the arguments.
+        observer: The observer. Its ``run`` gets the operator, the function that runs it, and the
+            arguments.
     """
 
     supports_higher_order_operators = True

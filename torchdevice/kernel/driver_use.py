@@ -38,7 +38,7 @@ class DriverUse:
         return self._initialized and self.user == os.getpid()
 
     def initialize(self) -> None:
-        """Note the accelerator's first use in this process, and check what CUDA checks then.
+        """Note the accelerator's first use in this process, and run CUDA's checks of it.
 
         Raises:
             RuntimeError: The process was forked from one that had used the accelerator. The text is

@@ -1,4 +1,4 @@
-"""Features: what a scope can do beyond changing a program's device, each in its own folder.
+"""Features: abilities of a scope beyond changing a program's device, each in its own folder.
 
 The folders of the kernel, of calls and of torch's modules know no feature. A scope asks the records
 in ``scope/features.py`` whether its options want a feature, and imports the feature's module only

@@ -125,7 +125,7 @@ class OwnModule(str):
 
 
 class Replaced:
-    """An attribute of a module or class, replaced by what ``make(original)`` returns.
+    """An attribute of a module or class, replaced by the result of ``make(original)``.
 
     Args:
         owner: A module or a Python class.
@@ -192,7 +192,7 @@ def put_in(patches: Iterable[Replaced]) -> None:
 def take_out(patches: Sequence[Replaced]) -> None:
     """Remove attributes, last first, each even if another failed; then raise the first error."""
     failed: BaseException | None = None
-    # In reverse, so that two patches of one attribute each restore what they found.
+    # In reverse, so that two patches of one attribute each restore the value before them.
     for patch in reversed(patches):
         try:
             if patch.value is ABSENT or patch.present_value(patch.name, ABSENT) is not patch.value:
@@ -220,7 +220,7 @@ def take_out(patches: Sequence[Replaced]) -> None:
 
 
 class ReplacedItem:
-    """A value of a dictionary, replaced by what ``make(original)`` returns."""
+    """A value of a dictionary, replaced by the result of ``make(original)``."""
 
     def __init__(self, owner: dict[Any, Any], name: Any, make: Callable[[Any], Any]):
         self._owner, self._name = owner, name
@@ -241,7 +241,8 @@ class Added:
 
     Args:
         container: The dictionary or the set.
-        entries: What it lacks outside of scopes: a mapping for a dictionary, a set for a set.
+        entries: The entries that it lacks outside of scopes: a mapping for a dictionary, a set for
+            a set.
     """
 
     def __init__(self, container: Any, entries: Any):

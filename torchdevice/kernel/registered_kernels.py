@@ -135,15 +135,15 @@ def overload(name: str) -> Any:
 
 
 class _InFront:
-    """What stands in front of the kernels of an operator, as the kernel that torch calls.
+    """The kernel in front of an operator's kernels, which torch calls.
 
     Args:
         name: The operator, with namespace and overload.
         place: The dispatch key under which it is registered.
 
     Attributes:
-        kernels: The dispatch key of a kernel behind -> what stands in front of it, and who put
-            that.
+        kernels: The dispatch key of a kernel behind -> the kernel in front of it, and the feature
+            that put it there.
     """
 
     def __init__(self, name: str, place: str):
@@ -230,7 +230,7 @@ def put_in_front(name: str, key: str, kernel: Kernel, by: str) -> None:
 
 
 def _place(name: str, key: str) -> str:
-    """Return the dispatch key of what stands in front of an operator's kernels for another key."""
+    """Return the dispatch key of the kernel in front of an operator's kernels for another key."""
     if key.startswith("Autograd"):
         return _ABOVE_AUTOGRAD
     if _MODES_ARE_ABOVE or name.startswith("aten::"):

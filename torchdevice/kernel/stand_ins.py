@@ -81,9 +81,9 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class StandIns:
     """The tensors that stand in for those of one call: one for each, however often it is given.
 
-    Subclasses say what stands in for an argument, and what the program gets for a result. The
-    stand-ins of this class itself have the memory of what they stand for, so that writes need not
-    be put back.
+    Subclasses choose the stand-in of an argument, and the program's object for a result. The
+    stand-ins of this class itself share memory with the originals, so that writes need not be put
+    back.
 
     Args:
         func: What is called.
@@ -132,7 +132,7 @@ class StandIns:
         return self.func(*args, **kwargs)
 
     def settle(self) -> None:
-        """Give each argument what was written to its stand-in."""
+        """Copy the writes to stand-ins to the arguments."""
 
     def returned(self, result: Any) -> Any:
         """Return the results of the call from those of the stand-ins."""
@@ -152,12 +152,12 @@ class StandIns:
 
 
 class Converted(StandIns):
-    """Stand-ins with memory of their own. What was written to one is copied to what it stands for.
+    """Stand-ins with memory of their own. Writes to one are copied to its original.
 
     Args:
         func: What is called.
         op: The operator whose schema declares what the call writes to. Where it is None, the
-            stand-ins are compared with what they were. Torch counts writes, but not those of
+            stand-ins are compared with their earlier state. Torch counts writes, but not those of
             ``native_batch_norm`` to its statistics, so the values of tensors that autograd does not
             watch are compared too.
     """
@@ -189,7 +189,7 @@ class Converted(StandIns):
                 self.store(given, own)
 
     def store(self, given: torch.Tensor, own: torch.Tensor) -> None:
-        """Give an argument what was written to its stand-in."""
+        """Copy the writes to a stand-in to its argument."""
         if given.shape != own.shape:
             given.resize_(own.shape)
         given.copy_(own)

@@ -242,7 +242,7 @@ def leave(entry: Entry) -> None:
 
 
 def undo(leaving: Callable[[T], None], entered: T) -> None:
-    """Leave what was entered, once more where an interrupt came."""
+    """Leave the entries, once more after an interrupt."""
     try:
         leaving(entered)
     except BaseException:
@@ -255,8 +255,8 @@ def settle() -> None:
     """Bring this thread's state, and torch's, in line with the entries.
 
     An interrupt may come between any two lines, and so may a destructor or a signal handler that
-    enters or leaves a scope. Therefore nothing here depends on what was done before, and the
-    entries are looked at again at the end.
+    enters or leaves a scope. Therefore nothing here depends on earlier calls, and the entries are
+    looked at again at the end.
     """
     while True:
         # A copy, to compare with at the end.

@@ -1,4 +1,4 @@
-"""The values that each thread has in a scope, and what it puts in force there."""
+"""The values and settings that each thread has in a scope."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ThreadValues(threading.local):
         return torch.device("cpu")
 
     def begin(self) -> None:
-        """Run ``at_return``, which restores what this thread had in the scope when it last left."""
+        """Run ``at_return``, which restores this thread's earlier settings in the scope."""
         while self.at_return:
             # Removed before it runs: a step that is interrupted does not run a second time on a
             # state it has half restored.

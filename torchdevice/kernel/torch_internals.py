@@ -20,7 +20,7 @@ from torchdevice.kernel.torch_names import NAMES
 
 
 def missing(when: str, within: str = "torch") -> Iterator[tuple[str, str]]:
-    """Yield the names that the installed torch lacks, and what needs each.
+    """Yield the names that the installed torch lacks, and the feature that needs each.
 
     Args:
         when: ``"at import"`` or ``"later"``: a part of the table.

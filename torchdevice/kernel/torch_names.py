@@ -508,4 +508,4 @@ NAMES: Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]] = {
         "distributed tensors": {"torch.distributed.tensor._dispatch": ["run_dtensor_rng_op"]},
     },
 }
-"""When the names are checked -> what needs them -> the module that has them -> the names."""
+"""When the names are checked -> the feature that needs them -> their module -> the names."""

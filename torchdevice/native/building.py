@@ -44,7 +44,7 @@ def _file_name() -> str:
 
 
 def folder() -> Path:
-    """Return the folder of what was compiled, which may not exist.
+    """Return the folder of compiled kernels, which may not exist.
 
     Raises:
         NativeKernelsError: This user has no folder for caches.

@@ -72,7 +72,7 @@ class _Fused(Optimizer):
             yield parameter, gradient
 
     def _begin(self) -> None:
-        """Compute what a step needs of all gradients together."""
+        """Compute a step's values from all gradients together."""
 
     def _update_group(self, group: Any, given: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> None:
         for parameter, gradient in given:
@@ -256,7 +256,7 @@ class FusedSGD(_Fused):
         params: The parameters, or groups of them.
         lr: The learning rate.
         momentum: The factor of the momentum.
-        dampening: What the gradient's part of the momentum is reduced by.
+        dampening: The dampening of the gradient's part of the momentum.
         weight_decay: The factor of weight decay.
         nesterov: Whether momentum is Nesterov's.
         wd_after_momentum: Whether weight decay is added after the momentum.

@@ -25,7 +25,7 @@ from torchdevice.packages.rotary_embedding import RotaryEmbedding
 _MHA, _MLP = "flash_attn.modules.mha", "flash_attn.modules.mlp"
 
 _HIDDEN = -10000.0
-"""What the package adds to the score of a key that a row does not see, without its kernels."""
+"""The package's summand for the score of a key that a row does not see, without its kernels."""
 
 _MODEL = "Use the model of the transformers library."
 _PARALLEL = "Use torch.distributed.tensor.parallel.parallelize_module."
@@ -83,7 +83,7 @@ def flash_attn_func(
 
 
 def _check_triton(q: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """Refuse what the kernels in Triton refuse, on a simulated GPU.
+    """Raise the errors of the kernels in Triton, on a simulated GPU.
 
     Raises:
         AssertionError: They do not take it.

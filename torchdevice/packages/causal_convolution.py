@@ -91,7 +91,7 @@ def of_channels(
     """
     width, length = weight.shape[1], x.shape[2]
     if initial_states is None and seq_idx is None and not return_final_states:
-        # The convolution pads with zeros by itself. What it computes beyond the end is left out.
+        # The convolution pads with zeros by itself. Its results beyond the end are left out.
         return convolved(x, weight, bias, activation, width - 1, length).to(x.dtype)
     if initial_states is None:
         before = x.new_zeros(*x.shape[:2], width - 1)
@@ -187,7 +187,7 @@ def causal_conv1d_varlen_states(
 ) -> torch.Tensor:
     """Return the last values per sequence of (all values, channels): (sequences, channels, length).
 
-    What a sequence shorter than ``state_len`` lacks is 0. It has no gradients, as the package's.
+    A sequence shorter than ``state_len`` is filled with 0. It has no gradients, as the package's.
     """
     with torch.no_grad():
         parts = (

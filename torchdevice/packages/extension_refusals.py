@@ -429,7 +429,7 @@ def check_deformed(
 def _of_convolution(
     x: torch.Tensor, weight: torch.Tensor, offset: torch.Tensor, how: Convolution
 ) -> Iterator[tuple[bool, str]]:
-    """Yield whether the shapes of a deformable convolution fit, and what is said if not.
+    """Yield the checks of a deformable convolution's shapes, each with the text of its error.
 
     The words have the placeholders that the package's have: it does not fill them.
     """

@@ -1,8 +1,8 @@
 """The finders that give programs in a scope the stand-ins, behind and before all other finders.
 
 An installed package wins, unless the program wants the stand-in instead. The modules that were
-imported end with the last scope of the process, and ``sys.modules`` is then as it was. What a
-program has taken from them goes on working.
+imported end with the last scope of the process, and ``sys.modules`` is then as it was. Objects that
+a program has taken from them go on working.
 """
 
 from __future__ import annotations
@@ -225,4 +225,4 @@ def _is_ours(module: Any) -> bool:
 FINDER = StandInFinder()
 
 PATCHES = [FINDER]
-"""What a scope puts in place, see ``scope/features.py``."""
+"""The patches of a scope, see ``scope/features.py``."""

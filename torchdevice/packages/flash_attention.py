@@ -1,6 +1,6 @@
 """Functions of ``flash_attn`` 2, as its documentation defines them, with ``bert_padding``.
 
-On a simulated GPU they refuse what the package's kernels refuse: other dtypes than float16 and
+On a simulated GPU they raise the errors of the package's kernels: other dtypes than float16 and
 bfloat16, head sizes above 256, softcap with dropout, a cache whose last dimension is not
 contiguous, and GPUs before Ampere. Elsewhere they take every floating-point dtype.
 """
@@ -33,7 +33,7 @@ def _named(name: str) -> str:
 
 
 def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Check what holds on every target.
+    """Run the checks for every target.
 
     Raises:
         RuntimeError: The tensors do not fit each other.
@@ -57,7 +57,7 @@ def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Check that tensors fit each other, and on a simulated GPU what the kernels refuse."""
+    """Check that tensors fit each other, and on a simulated GPU the kernels."""
     with unseen():
         check_shapes(q, k, v)
         if on_simulated_gpu():

@@ -80,7 +80,7 @@ def _patches_of_variants(module: ModuleType) -> list[Patch]:
     def backend(context: Context, original: Any) -> Any:
         with thread_state.suspended():
             found = original()
-        # What it finds in a build for CUDA on a machine without a GPU.
+        # Its result in a build for CUDA on a machine without a GPU.
         return module.CPU() if found.name == "cuda" else found
 
     return [replaced_function(module, "_backend", backend, native_to="cuda", may_be_absent=True)]
@@ -107,7 +107,7 @@ for _module in ("transformers.utils", "transformers.utils.import_utils"):
 
 @later("transformers.modeling_flash_attention_utils", sees_scope=True)
 def _patches_of_dispatch(module: ModuleType) -> list[Patch]:
-    """Answer what ``attn_implementation="flash_attention_2"`` leads to."""
+    """Answer the checks behind ``attn_implementation="flash_attention_2"``."""
     found: list[Patch] = [Callback(lambda: None, lambda: _forget(module))]
     if hasattr(module, "is_flash_attn_2_available"):
         found.append(
@@ -162,7 +162,7 @@ class _Demanded(ModuleType):
 
 
 def _patches_of_xformers(module: ModuleType) -> list[Patch]:
-    """Answer what ``enable_xformers_memory_efficient_attention()`` asks."""
+    """Answer the check in ``enable_xformers_memory_efficient_attention()``."""
     found: list[Patch] = []
     if hasattr(module, "is_xformers_available"):
         found.append(

@@ -1,4 +1,4 @@
-"""What models of ``mamba_ssm`` are made of: fused norms, residual blocks and their settings."""
+"""The parts of models of ``mamba_ssm``: fused norms, residual blocks and their settings."""
 
 from __future__ import annotations
 

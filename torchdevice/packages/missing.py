@@ -121,7 +121,7 @@ MISSING: dict[str, Missing] = {
         False,
     ),
 }
-"""Name of a package, or of a module of one -> what it is. CuPy and Triton are in
+"""Name of a package, or of a module of one -> its description. CuPy and Triton are in
 ``uncaught_errors.py``.
 """
 

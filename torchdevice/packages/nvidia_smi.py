@@ -264,7 +264,7 @@ _REFUSED = {
     "dmon": _LOAD,
     "pmon": _LOAD,
 }
-"""Arguments that are refused -> why, and what to do instead."""
+"""Arguments that are refused -> the reason, and the remedy."""
 
 
 def chosen(devices: list[dict[str, Any]], wanted: str) -> list[dict[str, Any]]:

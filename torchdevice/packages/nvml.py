@@ -1,4 +1,4 @@
-"""``pynvml``: what NVIDIA's management library says of a scope's devices.
+"""``pynvml``: NVIDIA's management library for a scope's devices.
 
 On simulated GPUs there are the devices of the scope, with their names, identifiers and memory. What
 would have to be measured, such as utilization, temperature, power and processes, raises the
@@ -54,7 +54,7 @@ _CODES = {
     "NVML_ERROR_GPU_IS_LOST": 15,
     "NVML_ERROR_UNKNOWN": 999,
 }
-"""The library's numbers for what went wrong (nvml.h)."""
+"""The library's numbers of errors (nvml.h)."""
 
 _VALUES = {
     "NVML_TEMPERATURE_GPU": 0,

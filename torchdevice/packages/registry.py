@@ -85,7 +85,7 @@ PACKAGES: dict[str, Package] = {
     "pynvml": Package("nvidia-ml-py", "12.570.86", ("nvml",)),
     "triton": Package("triton", "3.5.0", ("triton_without_wheel",), needed=sys.platform != "linux"),
 }
-"""Name of a package, as programs import it -> what stands in for it."""
+"""Name of a package, as programs import it -> its stand-in."""
 
 
 class Name(NamedTuple):

@@ -297,7 +297,7 @@ def _by_pointers(
     check_scattered("segment_csr", src, indptr, out, dim)
     places = src.shape[dim]
     starts = indptr.expand(*src.shape[:dim], segments + 1)
-    # One more result takes what is in no segment.
+    # One more result takes the elements in no segment.
     found = _BY_INDEX[reduction](src, _of_segments(starts, places), dim, None, segments + 1)
     return _written(_narrowed(found, dim, segments), out)
 

@@ -26,7 +26,7 @@ def coalesce(
         value: (elements, ...), or None.
         m: The number of rows.
         n: The number of columns.
-        op: What becomes of several values of a place: ``"add"``, ``"mean"``, ``"min"``, ``"max"``.
+        op: The reduction of several values of a place: ``"add"``, ``"mean"``, ``"min"``, ``"max"``.
 
     Raises:
         ValueError: ``op`` is another one.

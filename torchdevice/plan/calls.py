@@ -77,7 +77,9 @@ def plan(
 
 
 def _run(what: Any, args: Any, kwargs: Mapping[str, Any], train: bool) -> Any:
-    """Call a function or a model's copy, and return what must live until memory is measured."""
+    """Call a function or a model's copy, and return the objects that must live until memory is
+    measured.
+    """
     if not isinstance(what, torch.nn.Module):
         if train:
             raise TypeError(

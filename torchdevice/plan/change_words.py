@@ -14,7 +14,7 @@ CHANGES: Mapping[str, str] = {
     "qlora": f"QLoRA of rank {RANK}",
     "fsdp": "FSDP",
 }
-"""Name -> what a person calls it. ``qlora`` needs ``--model``."""
+"""Name -> the name for people. ``qlora`` needs ``--model``."""
 
 _DIVIDED = ("fsdp:2", "fsdp:4", "fsdp:8")
 
@@ -40,7 +40,7 @@ _OF_MODEL: Mapping[str, tuple[str, ...]] = {
     "lora": ("checkpointing", "qlora", *_DIVIDED),
     "qlora": (),
 }
-"""Way of training -> what is tried instead."""
+"""Way of training -> the ways to try instead."""
 
 
 class Change(NamedTuple):

@@ -71,7 +71,7 @@ class Evidence(NamedTuple):
     is_range: bool = False
 
     def verdict(self, memory: int, need: int, least: int) -> str:
-        """Return whether a device with so much memory has what is needed."""
+        """Return whether a device with so much memory has enough."""
         if self.adapted_to not in (0, memory):
             return UNKNOWN
         if least > memory or memory <= self.too_little:

@@ -65,7 +65,7 @@ def judged(
 
     Args:
         plan: The data of a plan.
-        baseline: What a plan needed before; None for no comparison.
+        baseline: The need of an earlier plan; None for no comparison.
         grow: By how many percent more may be needed.
         model: The model of a GPU that the plan is to fit; None for none.
     """

@@ -114,7 +114,7 @@ def read(launcher: Sequence[str], devices: int) -> Launch:
 
 
 def main() -> None:
-    """Let a launcher read its words, and print what it would start."""
+    """Let a launcher read its words, and print the processes that it would start."""
     named, module, *words = sys.argv[1:]
     devices = int(named)
     started: list[Launch | str] = []

@@ -57,7 +57,7 @@ class LostErrors:
         return [each for each in self._noted if not each.is_read]
 
     def follow(self) -> Callable[[], None]:
-        """Note errors from now on, and return what ends this."""
+        """Note errors from now on, and return a function that ends this."""
         undo = [self._follow_threads(), self._follow_futures(), self._follow_tasks()]
 
         def end() -> None:

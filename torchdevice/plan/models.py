@@ -1,8 +1,8 @@
 """``torchdevice plan --model``: the planned program if only a transformers model is named.
 
 It makes the model of its configuration on the GPU, without weights, and trains it for two steps or
-lets it generate. What it takes for granted is what people mostly do: AdamW as torch has it, PEFT's
-LoRA on all linear layers, and for QLoRA weights in four bits as bitsandbytes stores them.
+lets it generate. Its assumptions are the usual choices: AdamW as torch has it, PEFT's LoRA on all
+linear layers, and for QLoRA weights in four bits as bitsandbytes stores them.
 """
 
 from __future__ import annotations

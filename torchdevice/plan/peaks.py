@@ -1,8 +1,8 @@
 """The memory of simulated devices at their peak, by what it is for, and the GPUs that have so much.
 
-Blocks are counted as the allocator gives them out. What a block is for is known as soon as the
-program uses it so: a parameter when it is an argument of an operator, gradients and states when an
-optimizer steps, or at the end. That may come after the peak.
+Blocks are counted as the allocator gives them out. The purpose of a block is known at its first
+use: a parameter when it is an argument of an operator, gradients and states when an optimizer
+steps, or at the end. That may come after the peak.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class Peaks(Observer):
         context: The bytes that CUDA's context takes of a GPU.
         limit: The bytes of memory that a device has; of several models the least.
         capabilities: The compute capability of each device.
-        progress: What is told now and then how many blocks came and went, the most bytes in use,
-            and what is done.
+        progress: Gets the progress now and then: the number of blocks that came and went, the most
+            bytes in use, and the present work.
         doing: Returns what is done, for the progress; empty for the program.
         traffic: The traffic of a rank of several.
         ran_out: Line of the program -> how often memory ran out there.
@@ -317,7 +317,7 @@ def data(peaks: Peaks, report: Report, error: BaseException | None) -> dict[str,
         other_processes.least(others, peaks.context),
         _refused(peaks, error) + peaks.context,
     )
-    # What was refused is in no peak.
+    # Refused memory is in no peak.
     need = max(other_processes.most(devices, others, peaks.context, of_cublas), least)
     index = max(peaks.devices, key=lambda each: _peak(peaks, each), default=None)
     if index is None or peaks.chosen_workspace is not None:

@@ -36,7 +36,7 @@ _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
 class _NotUnderstood(Exception):
-    """A call of a layer does what cannot be repeated."""
+    """A call of a layer cannot be repeated."""
 
 
 # ---- what a layer asked for ----------------------------------------------------------------------
@@ -255,8 +255,8 @@ class _Kind:
     """Layers that are alike.
 
     Attributes:
-        differs: Whether two of them asked for different memory, or one does what is not understood.
-        calls: What the first of them did for a token -> by what its memory depends on.
+        differs: Whether two of them asked for different memory, or one is not understood.
+        calls: The key of a call's memory -> the record of the first call with it.
     """
 
     def __init__(self) -> None:
@@ -476,7 +476,7 @@ def _views(described: Any) -> Iterator[_View]:
 
 
 def _repeated(call: _Call, parts: list[Any], slots: list[_Slot], given: list[torch.Tensor]) -> Any:
-    """Ask the allocator for what a call of another layer asked for.
+    """Repeat the requests of another layer's call.
 
     Args:
         call: The call.
@@ -574,8 +574,8 @@ class _Memory:
 
 @contextlib.contextmanager
 def repeated(model: torch.nn.Module, tokens: int) -> Iterator[None]:
-    """Let a model generate tokens with one layer of each kind, and the others repeat what it asked
-    of the allocator.
+    """Let a model generate tokens with one layer of each kind, whose requests to the allocator the
+    others repeat.
 
     Args:
         model: A model of transformers without values, on simulated devices.

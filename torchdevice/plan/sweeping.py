@@ -303,7 +303,7 @@ def tables(found: Mapping[str, Any]) -> Iterator[tuple[str, Rows]]:
 
 
 def tables_of_changes(plans: list[dict[str, Any]], model: str | None) -> list[tuple[str, ...]]:
-    """Return the rows of the table of what was tried.
+    """Return the rows of the table of plans.
 
     Args:
         plans: The plans, each with its ``change``.

@@ -99,7 +99,7 @@ class Traffic:
         self._first: weakref.ref[Any] | None = None
 
     def follow(self, context: Context) -> Callable[[], None]:
-        """Count the collectives of a context from now on, and return what ends this."""
+        """Count the collectives of a context from now on, and return a function that ends this."""
         context.settings[Traffic] = self
         for name, collective in COLLECTIVES.items():
             registered_kernels.put_in_front(

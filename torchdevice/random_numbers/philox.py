@@ -233,7 +233,7 @@ summand, and a value that is turned to another one. False: the scope has chosen 
 """
 
 scaling: list[Scaling] = []
-"""The compiled function that is in use, if any. It gives what torch gives by way of float64."""
+"""The compiled function that is in use, if any. It equals torch's result by way of float64."""
 
 
 class _Column:

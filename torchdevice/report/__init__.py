@@ -1,4 +1,4 @@
-"""Reports of what happened to a program, made from the journal.
+"""Reports on a program's run, made from the journal.
 
 May import ``kernel`` and ``version``.
 """

@@ -1,6 +1,6 @@
 """A report's data: the program's requests and what was done instead, by line of the program.
 
-A row is what a line of the program asked for and what was done, each kind of thing once.
+A row is a request of a line of the program and its result, each kind of thing once.
 """
 
 from __future__ import annotations
@@ -375,7 +375,7 @@ class Content:
 
     @property
     def groups(self) -> dict[Group, tuple[Row, ...]]:
-        """The rows by what they mean for the program; without groups that have none."""
+        """The rows by their meaning for the program; without groups that have none."""
         found = {group: tuple(row for row in self.rows if row.group is group) for group in Group}
         return {group: rows for group, rows in found.items() if rows}
 

@@ -37,7 +37,7 @@ def rendered(report: Content) -> list[Line]:
 
 
 def heading(report: Content) -> list[str]:
-    """Return the totals, and what is not in the report."""
+    """Return the totals, and the parts that the report lacks."""
     device = f"{formatting.target(report)} in place of {report.written_for}"
     lines = [f"torchdevice: report of {formatting.program(report)}, run on {device}"]
     if formatting.participants(report):
@@ -94,7 +94,7 @@ class Report(Content):
     """The requests of a program and their results, by line of the program.
 
     ``str(report)`` is text, ``rich.print(report)`` has colours, and a notebook shows a page. The
-    attributes are those of what the report says: ``rows``, ``totals``, ``groups``, ``fallbacks``,
+    attributes are the report's data: ``rows``, ``totals``, ``groups``, ``fallbacks``,
     ``processes``, ``program``, ``target``.
     """
 

@@ -240,7 +240,7 @@ def _undo_all(entry: Entry) -> None:
 
 
 def _before_cell(_: Any) -> None:
-    """Put back what an interrupt of the cell before has lost."""
+    """Repair the state after an interrupt of an earlier cell."""
     thread_state.settle()
 
 

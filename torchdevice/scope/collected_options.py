@@ -137,8 +137,8 @@ def from_texts(
 def to_environment(options: _kernel.Options) -> dict[str, str | None]:
     """Return a child process's variables for these options; None for ones that must be unset."""
     values: dict[str, str | None] = {SWITCH: "1", SAID: os.environ.get(SAID)}
-    # What the target implies is left to it, so that a child's scope on another target has the
-    # figures of that one.
+    # Values that the target implies are left out, so that a child's scope on another target has
+    # that one's.
     implied = Options.implied_by(options.target)
     for name, declaration in declarations().items():
         value = getattr(options, name)

@@ -240,7 +240,7 @@ class Scope(AbstractContextManager["Scope"]):
         return f"torchdevice: {what}. `%torchdevice off` ends it."
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Print what IPython shows as the result of ``%torchdevice``."""
+        """Print the result of ``%torchdevice`` for IPython."""
         printer.text(self._described() if self._context is not None and not cycle else repr(self))
 
 

@@ -83,7 +83,7 @@ class _State:
 
     @property
     def drawing(self) -> operators.Drawing | None:
-        """What draws the numbers of a GPU from this state; None where they are not the GPU's."""
+        """Draws the numbers of a GPU from this state; None where they are not the GPU's."""
         return None if self._gpu is None else operators.Drawing(self._gpu, self._take)
 
     def _take(self, increment: int) -> Source:
@@ -327,7 +327,7 @@ def taken_by_gpu(
 
 
 def give_back(given: torch.Generator | None, index: int) -> None:
-    """Let the next kernel draw what the last one in C++ has drawn, which failed."""
+    """Let the next kernel draw the numbers of the last one in C++, which failed."""
     state = _known[(given or default_generator(index))._cdata][1]  # type: ignore[attr-defined]
     assert state is not None
     state.offset -= _PER_KERNEL

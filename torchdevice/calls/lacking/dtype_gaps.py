@@ -131,7 +131,7 @@ KERNELS: dict[tuple[str, str], Lacking] = {
         for dtype in ("Byte", "Char", "Short", "Int", "Long")
     },
 }
-"""Kernel and dtype as the error names them -> what is done."""
+"""Kernel and dtype as the error names them -> the replacement."""
 
 TEXTS: dict[str, Lacking] = {
     "Unsupported dtype Half": _FFT,

@@ -54,7 +54,7 @@ def _in_place(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _by_weight(across: int) -> rewriters.Rewriter:
-    """Return the rewriter of products by what may be the weight of a layer.
+    """Return the rewriter of products by a possible weight of a layer.
 
     The product of few rows is left to torch, if consecutive elements along the dimension ``across``
     of the weight are neighbours in memory: torch then reads the weight once a row. ``autograd``

@@ -160,7 +160,7 @@ def _put_lacking(key: str, lacks: Callable[[str], bool] | None, number_of_operat
 # ---- refusals in backward ------------------------------------------------------------------------
 
 _NONE = -1
-"""What torch answers instead of a number where no ``backward`` runs."""
+"""Torch's answer instead of a number while no ``backward`` runs."""
 
 _REFUSALS = (RuntimeError, TypeError)
 """The types of a refusal; ``NotImplementedError`` is one of the first."""

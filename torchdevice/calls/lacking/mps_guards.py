@@ -4,8 +4,8 @@ A guard gets the kernel, the operator and the arguments of a call. It returns :d
 let MPS's kernel run, else the corrected result.
 
 :data:`FAULTS` lists the operators. Numbers are those of issues of
-https://github.com/pytorch/pytorch. A version is given where the issue, or what is known of it, says
-which one has the fault. Everywhere else the guard is always on.
+https://github.com/pytorch/pytorch. A version is given where the issue, or a comment on it, names
+one with the fault. Everywhere else the guard is always on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HARMLESS: Any = object()
 def contiguous_output(
     kernel: Kernel, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Let the kernel write to a contiguous copy of what it writes to, and copy it back."""
+    """Let the kernel write to contiguous copies of its outputs, and copy them back."""
     are_contiguous = all(tensor.is_contiguous() for tensor in written(op, args, kwargs))
     return HARMLESS if are_contiguous else _Contiguous(kernel, op).call(args, kwargs)
 
@@ -325,7 +325,7 @@ def put_for(key: str, faults: Iterable[Fault]) -> None:
 
 
 def _guarded(name: str, key: str, fault: Fault) -> registered_kernels.Kernel:
-    """Return a kernel that computes, in a scope, what torch's kernel gets wrong."""
+    """Return a kernel that replaces torch's wrong one in a scope."""
 
     def kernel(keys: Any, own: Kernel, *args: Any, **kwargs: Any) -> Any:
         context = thread_state.state.context

@@ -2,8 +2,8 @@
 
 Figures are those of the process heap since the first use: what malloc has handed out (psutil reads
 the C library's own statistics). The peak is the largest figure seen when asked, or the growth of
-the resident set's high-water mark where the system reports one. Both include what the program
-allocates outside torch.
+the resident set's high-water mark where the system reports one. Both include the program's
+allocations outside torch.
 """
 
 from __future__ import annotations

@@ -55,9 +55,8 @@ class SuppliedDevice:
         draws_on_cpu: Whether the device's generators are CPU generators, so that the CPU draws the
             same numbers from a state.
         generator_type: The class of the device's generators: ``torch.Generator`` or a subclass.
-        compile_graph: What compiles a graph of ATen operators by Inductor, of which it is given the
-            function, the graph, the example inputs and options; None where Inductor has code for
-            the device.
+        compile_graph: Compiles a graph of ATen operators, given Inductor's function, the graph, the
+            example inputs and options; None where Inductor has code for the device.
     """
 
     answered_by: Any = None
@@ -134,7 +133,7 @@ class SuppliedDevice:
         return False
 
     def serve_reducer(self, model: Any) -> None:
-        """Prepare the device for what a ``DistributedDataParallel`` asks of it in C++."""
+        """Prepare the device for the C++ of ``DistributedDataParallel``."""
 
     def new_storage(self, original: Any, *args: Any, device: torch.device, **kwargs: Any) -> Any:
         """Return an ``UntypedStorage`` on a device of this type, made by ``original``."""
@@ -172,7 +171,7 @@ class SuppliedDevice:
         return {}
 
     def reset_accumulated_memory(self, index: int) -> None:
-        """Reset to 0 the sums in :meth:`statistics` of what was allocated and freed."""
+        """Reset to 0 the sums of allocations and releases in :meth:`statistics`."""
 
     def blocks(self, index: int) -> list[Block]:
         """Return the blocks of the device's tensors that are alive."""

@@ -25,7 +25,7 @@ result.
 
 @dataclass
 class Entry:
-    """One request of the program at one site, and what was done for it.
+    """One request of the program at one site, and its result.
 
     Attributes:
         site: The line of the program that made the request; where no frame is the program's, the

@@ -18,7 +18,7 @@ Loop = Callable[[int, Sequence[int], bytes], None]
 def compiled(source: str, name: str) -> Loop:
     """Compile C++, and return its function ``void name(int64_t, void**, const char*)``.
 
-    The process keeps what it has loaded.
+    The process keeps the loaded library.
 
     Args:
         source: The text of a file, with the function as ``extern "C"``.

@@ -34,7 +34,7 @@ class _WithNew:
 
 
 class Constructor:
-    """The constructor of a class, replaced by what ``make(original)`` returns.
+    """The constructor of a class, replaced by the result of ``make(original)``.
 
     Args:
         cls: A class written in C, with a constructor of its own.

@@ -29,7 +29,7 @@ which call no weak reference that is itself garbage.
 
 
 class Leaving:
-    """What leaves, for one ``with`` statement. :meth:`late` says how."""
+    """Leaves, for one ``with`` statement. :meth:`late` says how."""
 
     _watcher: object = None
     _thread = 0

@@ -1,4 +1,4 @@
-"""The package's logger, what it prints, and the environment variables that configure it."""
+"""The package's logger, its output, and the environment variables that configure it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from torchdevice.kernel.python.environment import COLLECTED
 from torchdevice.kernel.python.library_files import is_library
 
 UNEXPLAINED = "a rank ended without an error, as one does that is killed"
-"""What the other ranks can tell of a rank that a signal ended. The launcher knows the signal."""
+"""The other ranks' errors, for a rank that a signal ended. The launcher knows the signal."""
 
 ALL = "all"
 SIGNALS = "signals"
@@ -76,7 +76,7 @@ class Wait(NamedTuple):
 
 
 def are_collected() -> bool:
-    """Return whether this process is a rank whose launcher shows what it leaves."""
+    """Return whether this process is a rank whose launcher reads its notes."""
     if os.environ.get(COLLECTED) == SIGNALS and "TORCHELASTIC_RUN_ID" not in os.environ:
         return False  # the program has set RANK, and there is no launcher
     return COLLECTED in os.environ and "RANK" in os.environ
@@ -116,7 +116,7 @@ class Witness:
             faulthandler.register(signal.SIGTERM, self._file, all_threads=False, chain=True)
 
     def end(self) -> None:
-        """Let SIGTERM do what it did before. May be called again."""
+        """Restore SIGTERM's handler. May be called again."""
         if self._file is None:
             return
         # The program has put no handler in this one's place.

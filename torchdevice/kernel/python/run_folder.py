@@ -123,7 +123,7 @@ def remove(folder: str | os.PathLike[str]) -> None:
 def claim(what: str) -> bool:
     """Return whether this process is its run's first to do something, or has no run.
 
-    The first process writes nothing for it, but finds what others wrote.
+    The first process writes nothing for it, but reads the files of others.
     """
     folder = path()
     if folder is None or leads():

@@ -147,7 +147,7 @@ class Figures:
             sums = [part._totals(name) for part in self._parts]
             return sum(up for up, _ in sums), sum(down for _, down in sums)
         total: int = getattr(self, f"total_{name}")
-        # What has been added and is not there any more was subtracted.
+        # The total subtracted: the total added, less the present value.
         return total, total - getattr(self, name)
 
     def stat(self, name: str) -> Stat:

@@ -63,7 +63,7 @@ class Blocks:
     Args:
         index: The index of the device.
         number: A number that no other device in use has.
-        limits: Returns what limits the device; asked where a new segment is needed.
+        limits: Returns the limits of the device; asked where a new segment is needed.
         error: Returns the error where memory runs out, given the bytes that were wanted, those in
             use, those of the device and those that the program may use; None for CUDA's.
         tell: Is called with each change of a segment: what happened, address, size and stream.
@@ -302,7 +302,7 @@ class Blocks:
     # ---- new segments ----------------------------------------------------------------------------
 
     def limits(self) -> Limits:
-        """Return what limits the device now."""
+        """Return the present limits of the device."""
         return Limits(*self._limits(self._index))
 
     def _obtain(self, pool: Pool, size: int) -> Block:
@@ -358,7 +358,7 @@ class Blocks:
     # ---- freed blocks ----------------------------------------------------------------------------
 
     def release_ended(self) -> None:
-        """Release what has ended."""
+        """Release ended storages."""
         ended = self.ended
         # Popped before it is released, so that an interrupt releases nothing twice.
         try:

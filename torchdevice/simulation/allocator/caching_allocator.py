@@ -45,9 +45,8 @@ M = TypeVar("M", bound=Callable[..., Any])
 def changing(method: M) -> M:
     """Let a device's method hold the lock, and lay the memory out anew if it is interrupted.
 
-    What has been freed is settled first. A destructor may call the method in the middle of another
-    one. If it returns nothing, it is called when that one has ended, else it sees the memory as it
-    is.
+    Freed storages are settled first. A destructor may call the method in the middle of another one.
+    If it returns nothing, it is called when that one has ended, else it sees the memory as it is.
 
     A generator that held the lock, as a context manager, would keep it where an interrupt comes
     between its two halves.
@@ -97,7 +96,7 @@ class Device:
 
     Args:
         index: The index of the device.
-        limits: Returns what limits the device; asked where a new segment is needed.
+        limits: Returns the limits of the device; asked where a new segment is needed.
         observers: Are told of each change of a segment.
         error: Returns the error where memory runs out, given the bytes that were wanted, those in
             use, those of the device and those that the program may use; None for CUDA's.
@@ -125,7 +124,7 @@ class Device:
         self.kept: kept_memory.Kept = {}
         self.renew_lock()  # before a forked child can find the device
         number = _take_number(self)
-        # What tells observers holds no device, so that one ends with its last user.
+        # The function for observers holds no device, so that one ends with its last user.
         self._blocks = Blocks(
             index, number, limits, error, functools.partial(_tell, index, self.observers)
         )
@@ -252,7 +251,7 @@ class Device:
     """
 
     def empty_cache(self) -> None:
-        """Return the segments without a block in use to the driver, and give up what is kept."""
+        """Return the segments without a block in use to the driver, and drop kept memory."""
         self._release_cached()
         self.kept.clear()
 

@@ -56,7 +56,7 @@ def restore(
         blocks: The blocks of the device.
         data: The address of the values of each block that a tensor has.
         owner: The id of the pool.
-        checkpoint: What :func:`taken` returned.
+        checkpoint: The result of :func:`taken`.
         stale: The addresses of the values of tensors that lose their blocks.
 
     Returns:

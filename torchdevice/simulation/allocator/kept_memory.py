@@ -23,7 +23,7 @@ Kept = dict[int, torch.UntypedStorage]
 
 
 def keep(kept: Kept, address: int, memory: torch.UntypedStorage) -> None:
-    """Keep the memory of a block that is freed, and give up what is too much."""
+    """Keep the memory of a freed block, and drop the oldest beyond the limit."""
     kept.pop(address, None)  # so that it becomes the last one
     kept[address] = memory
     size = sum(each.nbytes() for each in list(kept.values()))

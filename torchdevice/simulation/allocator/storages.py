@@ -242,7 +242,7 @@ def observe(observer: Observer, on: Machine) -> Callable[[], None]:
         A function that removes the observer. It may be called again.
     """
     for each in on.memory.values():
-        # What has ended before must not be reported to an observer who has not seen it begin.
+        # Earlier ends must not be reported to an observer who has not seen the beginnings.
         each.release_ended()
     on.observers.append(observer)
     for each in on.memory.values():

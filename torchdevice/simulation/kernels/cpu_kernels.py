@@ -207,9 +207,9 @@ class CpuAliases(StandIns):
     """CPU tensors in the memory of a call's simulated ones, for kernels :func:`_plain` omits.
 
     Args:
-        func: What is called with the CPU tensors.
+        func: The function to call with the CPU tensors.
         op: The operator; None for a formula.
-        random: What calls it with the right generator, where it draws numbers.
+        random: Calls it with the right generator, if it draws numbers.
 
     Attributes:
         indices: The indices of the devices of the call's tensors.
@@ -254,7 +254,7 @@ class CpuAliases(StandIns):
 
 
 def of_formula(formula: Callable[..., Any]) -> Kernel:
-    """Return the kernel that computes what a function computes of CPU tensors."""
+    """Return the kernel that applies a function to CPU tensors."""
     return lambda *args: CpuAliases(formula).call(args, {})
 
 

@@ -1,6 +1,6 @@
 """Derivatives of the operator the real device calls, where another computes values here.
 
-A node of autograd around the inputs refuses what the real device's operator cannot differentiate.
+A node of autograd around the inputs raises the errors of derivatives that the real device lacks.
 torch is the table: it has a class of nodes for each formula of a derivative, and an operator
 without a formula for forward mode refuses tensors of the meta device in the same words. The
 operators of CUDA and MPS are in every build.
