@@ -1,5 +1,5 @@
-"""What ``import torch`` calls where torchdevice-portable is installed. It lies beside the package,
-which it calls.
+"""The function that ``import torch`` calls where torchdevice-portable is installed. It lies beside
+the package, which it calls.
 
 So torch can be imported where the package is broken or deleted, and its metadata is still there.
 

@@ -28,7 +28,7 @@ class Target(NamedTuple):
         name: The value of ``--target``.
         column: The target's column in the table of public names.
         native: The accelerator whose programs need nothing there; or empty.
-        profile_name: The profile that says what the device lacks; or empty.
+        profile_name: The profile with the gaps of the device; or empty.
         folds: Whether an ordinal beyond the last device means the first device.
         devices: How many devices there are.
         plain_graphs: Whether compiled graphs run operator by operator, because Inductor makes no
@@ -70,7 +70,7 @@ class Target(NamedTuple):
 
     @property
     def profile(self) -> Profile | None:
-        """The profile that says what the device lacks; None where it lacks nothing."""
+        """The profile with the gaps of the device; None where it lacks nothing."""
         from torchdevice.simulation import profiles
 
         return profiles.find(self.profile_name) if self.profile_name else None

@@ -228,7 +228,7 @@ class Context:
         supplied: The values of supplied names.
         settings: The values that the program set and reads back, by name.
         streams: The streams that the program has made.
-        observers: Who watches the program's work.
+        observers: The observers of the program's work.
         pinned: The host memory that the program pinned.
     """
 

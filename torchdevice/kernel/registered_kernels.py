@@ -220,7 +220,7 @@ def put_in_front(name: str, key: str, kernel: Kernel, by: str) -> None:
         name: The operator, with namespace and overload. It need not be defined yet.
         key: The dispatch key.
         kernel: See :data:`Kernel`. It is in front of the kernels that were put before it.
-        by: Who puts it. Each puts one kernel only in front of an operator for a key.
+        by: The feature that puts it. Each puts one kernel only in front of an operator for a key.
     """
     place = _place(name, key)
     known = _in_front.get((name, place))

@@ -1,6 +1,6 @@
 """Who gets a stand-in: a program that imports a package, and not a library that can do without it.
 
-The one who asks is the innermost frame outside Python's own machinery of imports. A program always
+The importing frame is the innermost one outside Python's own machinery of imports. A program always
 gets the package, whether it imports it or looks for it first. A library that looks first has a way
 without the package, and keeps it. So does a library that imports the package in a ``try`` statement
 whose handler goes on. A library that imports it unconditionally, or raises an error of its own,
@@ -49,7 +49,7 @@ _CATCHING = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
 
 class Asker(NamedTuple):
-    """Who asks for a package.
+    """The code that imports a package.
 
     Attributes:
         frame: The line that asks.
@@ -83,7 +83,7 @@ def _is_machinery(frame: FrameType) -> bool:
 
 
 def gets_stand_in(who: Asker) -> bool:
-    """Return whether the one who asks for a package gets its stand-in."""
+    """Return whether code that imports a package gets its stand-in."""
     place = str(who.frame.f_globals.get("__name__")), who.frame.f_code.co_name
     if callers.kind_of(who.frame) == callers.PROGRAM or place in ON_BEHALF:
         return True

@@ -147,7 +147,7 @@ class StandInFinder:
             LOADER.made.discard(name)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the spec of a module that is stood in for, to those who get it."""
+        """Return the spec of a stand-in, to code that gets it."""
         package = _package_of(name)
         if (
             package is None
@@ -159,7 +159,7 @@ class StandInFinder:
         return self.spec_of(name)
 
     def _gets_it(self) -> bool:
-        """Return whether the one who asks for a package gets its stand-in."""
+        """Return whether code that imports a package gets its stand-in."""
         if _demanding.is_on:
             return True
         who = askers.asker()
@@ -182,7 +182,7 @@ class StandInFinder:
         return spec
 
     def find_distributions(self, context: Any = None) -> Iterable[importlib.metadata.Distribution]:
-        """Return the metadata of the packages that are stood in for, to those who get them."""
+        """Return the metadata of the stand-ins, to code that gets them."""
         if _context() is None:
             return ()
         who = askers.asker()

@@ -1,4 +1,4 @@
-"""``xformers.ops``: memory-efficient attention, and the biases that say which keys a row sees.
+"""``xformers.ops``: memory-efficient attention, and the biases that choose the keys of a row.
 
 Tensors have the shape (batch, rows, heads, size), or (batch, rows, size) for one head, or (batch,
 rows, groups, heads of a group, size).

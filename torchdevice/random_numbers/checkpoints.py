@@ -1,7 +1,7 @@
 """Checkpoints of activations, whose second forward drops what the first has dropped.
 
-``torch.utils.checkpoint`` keeps the random state of the devices that tensors say they are on. With
-a GPU's numbers on a target that is no GPU, the state is that of the program's accelerator.
+``torch.utils.checkpoint`` keeps the random state of the devices that tensors report. With a GPU's
+numbers on a target that is no GPU, the state is that of the program's accelerator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _infer_device_type(context: Context, original: Any, *args: Any) -> str:
 def _get_device_states(
     context: Context, original: Any, *args: Any
 ) -> tuple[list[int], list[torch.Tensor]]:
-    """Also keep the state where tensors say that they are on the CPU."""
+    """Also keep the state where tensors report the CPU."""
     devices, states = original(*args)
     if devices or drawing_gpu.of_context(context) is None:
         return devices, states

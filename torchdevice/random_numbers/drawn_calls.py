@@ -1,8 +1,8 @@
 """Calls that draw, on targets other than simulated GPUs: the host makes a GPU's numbers.
 
-A call draws for the accelerator if it says so by its device, by its generator or by the device of
-its tensors. On a CPU target, whose tensors do not tell, the numbers of tensors on an unknown side
-are the accelerator's, see :mod:`torchdevice.calls.moves`.
+A call draws for the accelerator if its device, its generator or its tensors are the accelerator's.
+On a CPU target, whose tensors do not tell, the numbers of tensors on an unknown side are the
+accelerator's, see :mod:`torchdevice.calls.moves`.
 """
 
 from __future__ import annotations

@@ -249,7 +249,8 @@ _known: dict[int, tuple[int, _State | None]] = {}
 """``_cdata`` of each live generator of a device -> its device and its state; no state for a
 program's own class.
 
-A kernel gets another Python object for the same C++ generator."""
+A kernel gets another Python object for the same C++ generator.
+"""
 
 
 def is_of_device(generator: torch.Generator) -> bool:

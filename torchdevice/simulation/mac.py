@@ -1,9 +1,9 @@
 """The runtime of MPS on a simulated Mac: a real one's, with tensors of a simulated device.
 
 A simulated Mac is a scope on the profile ``mps`` for a program written for MPS: there ``torch.mps``
-answers, and tensors say that they are on ``mps``. A scope inside it that targets MPS for a program
-written for CUDA asks :class:`MacRuntime`, and so :class:`MpsRuntime`, which calls the simulated
-Mac's ``torch.mps``.
+answers, and tensors report ``mps``. A scope inside it that targets MPS for a program written for
+CUDA asks :class:`MacRuntime`, and so :class:`MpsRuntime`, which calls the simulated Mac's
+``torch.mps``.
 """
 
 from __future__ import annotations

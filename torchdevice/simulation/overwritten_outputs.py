@@ -135,7 +135,7 @@ class Tree:
 
 
 _trees: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
-"""The policy of a context -> thread and device -> its :class:`Tree`, and what is overwritten."""
+"""The policy of a context -> thread and device -> its :class:`Tree`, and the overwritten memory."""
 
 
 def graph_of(

@@ -1,7 +1,7 @@
 """Checks before a scope's kernels: recorders, and dtypes and operators missing on the device.
 
-Kernels are registered for the whole process, and the policy of the thread's context decides what
-they ask.
+Kernels are registered for the whole process, and the policy of the thread's context decides their
+checks.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ forks.in_child(_after_fork)
 
 
 def stands_for_cuda() -> bool:
-    """Return whether the device of this thread's scope refuses what CUDA refuses."""
+    """Return whether the device of this thread's scope raises CUDA's errors."""
     context = _active()
     return context is not None and context.policy.profile.stands_for_cuda
 
@@ -200,7 +200,7 @@ def capability(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def stands_for_mps() -> bool:
-    """Return whether the kernels of this thread's scope refuse what those of MPS refuse."""
+    """Return whether the kernels of this thread's scope raise MPS's errors."""
     context = _active()
     return (
         context is not None

@@ -1,7 +1,7 @@
 """Operators and dtypes that each simulated device lacks, as data from named sources.
 
-- ``cuda``: no dtype. CUDA has a kernel for most operators for which the CPU has one; what it
-  refuses of the others is in ``device_refusals.py``.
+- ``cuda``: no dtype. CUDA has a kernel for most operators for which the CPU has one; its refusals
+of the others are in ``device_refusals.py``.
 - ``mps``: float8, float64 and complex128 (torch/testing/_internal/common_mps.py and the texts torch
   raises), and the operators that torch's own table gives neither an MPS kernel nor a composite one.
 - ``strict``: everything that ``cuda`` or ``mps`` lacks, without a fallback to the CPU. A program
@@ -168,7 +168,7 @@ class Profile:
         single: Whether a machine never has more than one such device.
         refuses: Whether an operator that the device lacks always raises, without a fallback to the
             CPU.
-        stands_for_cuda: Whether the device refuses what CUDA refuses.
+        stands_for_cuda: Whether the device raises CUDA's errors.
         operators: Further operators that the device lacks, with or without an overload.
         most_dimensions: How many dimensions a tensor may have (aten/src/ATen/mps/EmptyTensor.cpp);
             None for torch's own limit.

@@ -99,7 +99,7 @@ class NativeDevice(Device):
         return blocks
 
     def hand_over(self) -> bool:
-        """Let the ledger lead, if it can serve what there is. Return whether it leads."""
+        """Let the ledger lead, if it can serve the present blocks. Return whether it leads."""
         if self.ledger.leads:
             return True
         # Looked at after 1, 2, 4 ... allocations, since a look takes as long as there are blocks.

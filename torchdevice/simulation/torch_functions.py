@@ -47,7 +47,7 @@ def _text(inp: torch.Tensor, *, tensor_contents: str | None = None) -> str:
         return text
     shown = f"device='{inp.device}'"
     added = [shown, f"size={tuple(inp.shape)}"]
-    # Torch leaves out what numbers show.
+    # Torch leaves out a dtype that the numbers show.
     if inp.dtype is not torch.get_default_dtype() and "dtype=" not in text:
         added.append(f"dtype={inp.dtype}")
     return text.replace(shown, ", ".join(added), 1)

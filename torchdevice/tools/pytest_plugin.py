@@ -76,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     try:
         given, configured = _given(config), _configured(config)
-        # A configuration file says where tests run, unless `torchdevice run pytest` does.
+        # A configuration file chooses the target, unless `torchdevice run pytest` does.
         if "target" in given or ("target" in configured and not switched_on()):
             with switched_off():
                 from torchdevice.scope import activation
@@ -272,7 +272,7 @@ class _Summary:
         self._of_workers: list[Report] = []
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Send what a worker did to the process that started it."""
+        """Send a worker's report to the process that started it."""
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
             name = session.config.workerinput["workerid"]  # type: ignore[attr-defined]

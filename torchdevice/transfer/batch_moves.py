@@ -1,11 +1,10 @@
-"""Moves of batches between two devices, and what a batch is made of, however it is nested.
+"""Moves of batches between two devices, and the parts of a batch, however it is nested.
 
 Two accelerators exchange tensors on a stream of their own. Every other move is torch's ``.to`` in
 the current stream.
 
-A leaf is what is moved by itself: a tensor, a module, and whatever is no container known here. A
-batch is never changed: its containers are made anew, of the same types and with what else they
-hold.
+A leaf is moved by itself: a tensor, a module, and whatever is no container known here. A batch is
+never changed: its containers are made anew, of the same types and with what else they hold.
 """
 
 from __future__ import annotations
@@ -272,7 +271,7 @@ class _Passage(contextlib.AbstractContextManager["_Passage"]):
             self._entered.close()
 
     def hold_up(self, stream: torch.Stream | None) -> None:
-        """Let another stream wait for what the transfer stream was given, if there is one."""
+        """Let another stream wait for the transfer stream's work, if there is one."""
         if self._transfer is not None and stream is not None:
             self._transfer.record_event().wait(stream)
 

@@ -119,7 +119,8 @@ def _sent(batch: Any, device: torch.device, stream: Any) -> _Flight:
     def move(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return moved_by_itself(leaf, device)
-        # What cannot be kept until another stream has used it is copied in the current stream.
+        # Tensors that cannot be kept until another stream has used them are copied in the current
+        # stream.
         if stream is None or not memory_of(leaf):
             return leaf.to(device)
         with torch.get_device_module(device).stream(stream):

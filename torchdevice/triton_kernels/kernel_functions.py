@@ -1,4 +1,4 @@
-"""A kernel's source as a function of Python, and what its calls mean while it runs.
+"""A kernel's source as a function of Python, and the meanings of its calls while it runs.
 
 Triton's interpreter changes ``triton.language`` for the time of a launch. Here each call in a
 kernel's source is rewritten instead, so that other threads see Triton's own, and so that functions
@@ -381,7 +381,7 @@ _OWN: dict[Any, Callable[..., Any]] = {
     tl.max_contiguous: _hinted,
     tl.max_constancy: _hinted,
 }
-"""Function that Triton's compiler treats in its own way -> what runs here."""
+"""Function that Triton's compiler treats in its own way -> the function that runs here."""
 
 _METHODS = {"reduce": core.reduce, "associative_scan": core.associative_scan}
 

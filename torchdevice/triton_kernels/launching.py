@@ -85,7 +85,7 @@ class Launch:
             raise triton.OutOfResources(self.compiled.shared, limit, "shared memory")
 
     def start(self, grid: Any) -> None:
-        """Run the grid, after what CUDA checks at a launch."""
+        """Run the grid, after CUDA's checks of a launch."""
         self.grid = tuple(int(each) for each in grid)
         if any(size > limit or size < 0 for size, limit in zip(self.grid, _LIMITS, strict=True)):
             raise RuntimeError(
@@ -141,7 +141,7 @@ class Launch:
             for (address, names), whole in zip(self._names.items(), wholes, strict=True)
         }
         builder = NumpyBuilder(memory, self.compiled.options)
-        # NumPy warns of what a GPU computes silently: infinities, NaN, integers that wrap.
+        # NumPy warns of results that a GPU computes silently: infinities, NaN, integers that wrap.
         with having(running, semantic=triton.TritonSemantic(builder)), np.errstate(all="ignore"):
             bound = self._converted(places)
             call = functools.partial(function_of(self.kernel), *bound.args, **bound.kwargs)
@@ -244,7 +244,7 @@ class Launch:
         return (first[which] <= addresses) & (addresses + np.uint64(size) <= end[which])
 
     def report_unwritten(self, what: str, instance: Any) -> None:
-        """Raise the error for reading what nothing has written."""
+        """Raise the error of reading unwritten memory."""
         self.instance = tuple(map(int, instance))
         raise UninitializedReadError(
             f"{self.place()} {what}. Write the memory first, or make it by torch.zeros."

@@ -78,7 +78,7 @@ class Rows(NamedTuple):
         return result
 
     def write(self, values: Any, memory: Memory) -> None:
-        """Write values, after the memory has kept what was there."""
+        """Write values, after the memory has kept the old ones."""
         whole = np.broadcast_to(values, np.broadcast_shapes(self.shape, values.shape))
         given = np.moveaxis(whole, self.axis, -1)
         for windows, numbers, place in self.parts:
@@ -100,8 +100,8 @@ class Memory:
     Attributes:
         launch: The launch.
         largest: The largest number of elements that an instance has accessed at once.
-        logs: What writes back what memory held before the group that runs; None where nothing is
-            kept.
+        logs: The functions that restore the memory from before the group that runs; None where
+            nothing is kept.
     """
 
     def __init__(self, launch: Any, races: Races | None = None):
@@ -266,7 +266,7 @@ class Memory:
             self.logs.append(functools.partial(memory_windows.write, at, active, before))
 
     def undo(self) -> None:
-        """Write back what memory held before the writes that were logged."""
+        """Restore the memory from before the logged writes."""
         for restore in reversed(self.logs or []):
             restore()
         self.logs = None

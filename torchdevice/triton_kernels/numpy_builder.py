@@ -280,7 +280,7 @@ class NumpyBuilder(InterpreterBuilder):  # type: ignore[misc]
     def binary_op(self, lhs: Any, rhs: Any, op: Any) -> Any:
         one, other = decoded(lhs), decoded(rhs)
         if one.dtype == other.dtype == np.bool_ and op not in _OF_BITS:
-            # NumPy saturates what Triton wraps: int1 is an integer of one bit.
+            # NumPy saturates where Triton wraps: int1 is an integer of one bit.
             wrapped = op(one.astype(np.int8), other.astype(np.int8)) & 1
             return TensorHandle(wrapped.astype(np.bool_), tl.int1)
         return encoded(op(one, other), lhs.dtype)
@@ -483,7 +483,7 @@ class DivergedError(Exception):
     """The instances of a group take different ways.
 
     Attributes:
-        values: For each instance, the value of what they decide by.
+        values: For each instance, the value that it decides by.
     """
 
     def __init__(self, values: Any):

@@ -162,7 +162,7 @@ class Call:
             found = self._difference(each, each.expected(expected, copies))
             if found is not None:
                 yield each.name, found
-        # What a kernel of the CPU writes to without saying so, it writes to in float64 too.
+        # Undeclared writes of a CPU kernel happen in float64 too.
         if self.operator.has_values and not (self._wide and self.operator.declares):
             yield from self._undeclared(copies)
 

@@ -102,8 +102,8 @@ class Operator:
         has_wide: Whether float64 is a reference for it.
         names: The names of its arguments.
         written: The names of those to which it writes.
-        declares: Whether its schema says all that the CPU's kernel writes to: torch's operators
-            that keep running statistics may write to more.
+        declares: Whether its schema declares all writes of the CPU's kernel: torch's operators that
+            keep running statistics may write to more.
         made: For each result, whether it is a new tensor.
     """
 

@@ -32,7 +32,7 @@ from torchdevice.verify.reference import unseen
 
 
 class Watcher(Observer):
-    """Compares what operators do with what the CPU does.
+    """Compares operators with the CPU's.
 
     Args:
         context: The context whose options choose the calls to check.
@@ -51,7 +51,7 @@ class Watcher(Observer):
     def run(
         self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run an operator, and compare what it did."""
+        """Run an operator, and compare its effects."""
         call = self._begun(op, args, kwargs)
         result = kernel(*args, **kwargs)
         if call is not None:

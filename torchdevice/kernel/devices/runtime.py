@@ -93,7 +93,7 @@ class KernelFallback:
             the CPU, and kernels that give wrong results are guarded; None where there are none, or
             torch or the device does that.
         lacks_kernel: Says of an operator whether the device lacks it; None where torch's
-            registrations say that.
+            registrations show that.
         refusing_key: The dispatch key under which operators of ``backward`` are looked at for
             refusals, see :meth:`refuses`; None where kernels refuse no call that the CPU's do not.
     """

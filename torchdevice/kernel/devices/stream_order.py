@@ -1,4 +1,4 @@
-"""How streams are told apart by those who follow the order of a device's work."""
+"""The identity of a stream for observers of the order of a device's work."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _NAME = re.compile(r"torchdevice-run-([0-9a-f]{8})-([0-9]+)-[0-9a-f]+")
 """Where the first process is, its number, and what no other run has."""
 
 _CONTENT = re.compile(r"[0-9a-f]{8}|[0-9]+-[0-9a-f]{8}\.(?:begun|part|json|failed|waits|stack)")
-"""What a run writes: folders of what was said, and files of its processes."""
+"""What a run writes: folders of logged messages, and files of its processes."""
 
 
 def begin() -> None:

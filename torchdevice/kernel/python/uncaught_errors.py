@@ -4,8 +4,8 @@ A call that succeeds pays nothing: an error is looked at where it leaves a scope
 catches it while ``enable`` is in force. ``TORCHDEVICE_TRACEBACKS=full`` keeps all frames.
 
 A rank leaves its traceback to the command that started it (``rank_notes.py``). Where another
-launcher started the ranks, of those that fail alike one shows its traceback, and each other one
-says in a line where it failed.
+launcher started the ranks, of those that fail alike one shows its traceback, and each other one the
+line where it failed.
 """
 
 from __future__ import annotations

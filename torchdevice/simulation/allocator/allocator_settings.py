@@ -1,8 +1,8 @@
 """The settings of CUDA's allocator: what torch refuses of them, and what they mean.
 
 CUDA reads ``PYTORCH_ALLOC_CONF`` and ``PYTORCH_CUDA_ALLOC_CONF`` at initialisation. torch's parser
-of the settings that all accelerators have is in every build and says what is wrong with a value.
-The keys are listed below, with those that only CUDA has (c10/cuda/CUDAAllocatorConfig.cpp).
+of the settings that all accelerators have is in every build and raises the errors of values. The
+keys are listed below, with those that only CUDA has (c10/cuda/CUDAAllocatorConfig.cpp).
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ index_of = torch.Tensor.get_device
 
 
 dtype_of = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
-"""The dtype of a tensor, whatever the tensor's class says."""
+"""The dtype of a tensor, whatever its class reports."""
 
 
 def is_view(schema: Any) -> bool:

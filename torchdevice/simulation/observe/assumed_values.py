@@ -114,7 +114,7 @@ class AssumedValues(WithoutValues):
         """Run an operator on assumed values, and report that they were assumed."""
         with torch._C.DisableTorchFunction():
             assumed = 0 if reads else self._selected
-            # The places of what is selected are known, and a program may name a layer by one.
+            # The places of selected elements are known, and a program may name a layer by one.
             known = reads or (op._schema.name == _PLACES and _is_small(args[0]))
             result = _Assumed(op, assumed, gives_values=known).call(args, kwargs)
             said = _read_as(result) if reads else self._said_of_sizes

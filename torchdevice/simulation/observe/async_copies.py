@@ -5,7 +5,7 @@ device takes the values of its source as late as it can: where a kernel that is 
 reads the destination, or where the host has waited for it; what reads the destination in no order
 reads garbage. Where the host has written to the source after a kernel had read the copy, and before
 it had waited for it, the wait raises :class:`CopyInFlightError`. Garbage is NaN in numbers, bytes
-of their own in other values, and in bools the opposite of what will come.
+of their own in other values, and in bools the opposite of the copied value.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ _ALL = -2
 
 
 def merge(clock: Clock, other: Mapping[Stream, int]) -> None:
-    """Let a clock know what another knows."""
+    """Merge another clock into a clock."""
     for stream, number in other.items():
         if clock.get(stream, 0) < number:
             clock[stream] = number
@@ -67,7 +67,7 @@ class Order(Observer):
         self._clocks: dict[Stream, Clock] = {}
         self._events: dict[int, Clock] = {}
         self.host: Clock = {}
-        self._informed: set[Stream] = set()  # the streams whose clocks know what the host knows
+        self._informed: set[Stream] = set()  # the streams whose clocks include the host's
 
     def run(
         self, op: Any, kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -88,10 +88,10 @@ class Order(Observer):
     def ran(
         self, op: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[torch.Tensor, bool]]
     ) -> None:
-        """Look at a kernel that was counted, and at what :func:`touched` says of it."""
+        """Called for each counted kernel, with the result of :func:`touched`."""
 
     def clock(self, stream: Stream) -> Clock:
-        """Return a stream's clock, which knows what the host knows."""
+        """Return a stream's clock, which includes the host's."""
         clock = self._clocks.setdefault(stream, {})
         if stream not in self._informed:
             merge(clock, self.host)
@@ -206,7 +206,7 @@ def touched(
     for tensor in _tensors(result):
         if id(tensor) not in seen:
             for part in _with_memory(tensor):
-                # What a sparse tensor has in common with an argument is not made by the call.
+                # Memory that a sparse tensor shares with an argument is not made by the call.
                 if part is tensor or part.untyped_storage().data_ptr() not in parts:
                     yield part, True
 

@@ -173,7 +173,7 @@ class _Unplanned(Exception):
 
 
 _Plan = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Returns the results of a call, from what ``WithoutValues.run`` is given."""
+"""Returns the results of a call, given the arguments of ``WithoutValues.run``."""
 
 
 def _planned(

@@ -128,7 +128,7 @@ class Races(Order):
             memory = self._memory.pop(address, None)
             if memory is None:
                 return
-            # What the memory's own stream knows to be done needs no `record_stream`.
+            # Work that the memory's own stream has waited for needs no `record_stream`.
             clock, accesses = self.clock(memory.stream), memory.accesses.between(0, memory.size)
             memory.left = [
                 each
@@ -151,7 +151,7 @@ class Races(Order):
     def ran(
         self, op: Any, args: Any, kwargs: Any, result: Any, used: list[tuple[torch.Tensor, bool]]
     ) -> None:
-        """Look whether what a kernel reads and writes is ordered after the accesses before.
+        """Check that a kernel's reads and writes are ordered after earlier accesses.
 
         Raises:
             RaceError: It is not, and the option says ``"error"``.
@@ -170,7 +170,7 @@ class Races(Order):
                 self._note(memory, self._access(name, stream, writes, *_extent(tensor)))
 
     def collective_used(self, name: str, tensor: Any, writes: bool) -> None:
-        """Look whether what a collective reads or writes is ordered after the accesses before.
+        """Check that a collective's reads or writes are ordered after earlier accesses.
 
         Raises:
             RaceError: It is not, and the option says ``"error"``.
@@ -199,7 +199,7 @@ class Races(Order):
                 and earlier.end <= access.end
                 and (known or access.writes)
             )
-            # What the host has waited for is done before all that follows.
+            # Work that the host has waited for precedes all that follows.
             if (hidden and (access.writes or not earlier.writes)) or _knows(self.host, earlier):
                 gone.append(earlier)
         for earlier in gone:

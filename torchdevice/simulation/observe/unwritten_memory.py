@@ -21,7 +21,7 @@ _MAKE_EMPTY = frozenset({"aten::empty", "aten::empty_strided"})
 
 
 class Pattern(Observer):
-    """Fills what the kernels of one context return without values."""
+    """Fills the tensors that kernels of one context return without values."""
 
     def run(self, op: Any, kernel: Any, args: Any, kwargs: Any) -> Any:
         """Run a kernel."""

@@ -338,8 +338,8 @@ def chosen(call: Any) -> str:
 
 
 _choices: dict[Any, str] = {}
-"""What decides about a call -> the kernel. The checks take longer than the node of autograd that
-asks for it.
+"""The facts that decide about a call -> the kernel. The checks take longer than the node of
+autograd that asks for it.
 """
 
 

@@ -1,4 +1,4 @@
-"""CUDA's errors: their texts, and what a device is after one that CUDA does not recover from."""
+"""CUDA's errors: their texts, and a device's state after one that CUDA does not recover from."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AFTER_AN_ERROR_OF_CUDA = (
 def cuda_error(kind: tuple[str, str], note: str) -> torch.AcceleratorError:
     """Return the error that torch raises for one of CUDA's, with a note on the cause."""
     of_cuda, name = kind
-    # What torch adds to CUDA's own text: c10/cuda/CUDAException.cpp, CUDAMiscFunctions.cpp.
+    # Torch's addition to CUDA's own text: c10/cuda/CUDAException.cpp, CUDAMiscFunctions.cpp.
     error = torch.AcceleratorError(
         f"CUDA error: {of_cuda}{_AFTER_AN_ERROR_OF_CUDA.format(name=name)}"
     )

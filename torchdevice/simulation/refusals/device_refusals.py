@@ -139,7 +139,8 @@ _KERNELS: Mapping[str, str] = {
 """The names that CUDA's kernels have in torch's errors (aten/src/ATen/native/cuda); another
 operator's is NAME_cuda.
 
-They are in ``libtorch_cuda.so`` of torch 2.10 and 2.15."""
+They are in ``libtorch_cuda.so`` of torch 2.10 and 2.15.
+"""
 
 _ASSERTED = re.compile(
     "|".join(

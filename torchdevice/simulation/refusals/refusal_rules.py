@@ -19,7 +19,7 @@ from torchdevice.simulation.kernels.cpu_kernels import without_mode
 Kernel = Callable[..., Any]
 
 Refusals = tuple[Callable[[Any, Any], None], ...]
-"""Functions that raise what a device refuses, given the arguments of a call."""
+"""Functions that raise a device's errors, given the arguments of a call."""
 
 
 class Rule(NamedTuple):
@@ -27,9 +27,9 @@ class Rule(NamedTuple):
 
     Attributes:
         operators: Names of operators without overload, separated by spaces.
-        refuses: Takes the arguments of a call. Returns the error's text, or what is false where the
-            call is accepted.
-        source: Where torch or the device's library says so.
+        refuses: Takes the arguments of a call. Returns the error's text; a false value accepts the
+            call.
+        source: The place in torch or in the device's library.
         error: The class of the error.
         holds: Returns whether this thread's scope stands for the device of the rule.
         only: The dtypes of the first tensor in which a call whose tensors have one dtype may be
@@ -62,7 +62,7 @@ def by_operator(
 
 
 def checks(rules: Iterable[Rule]) -> Refusals:
-    """Return functions that raise what rules refuse of a call's arguments, a tuple and a dict."""
+    """Return functions that raise rules' errors for the arguments of a call, a tuple and a dict."""
     return tuple(functools.partial(_check, rule.refuses, rule) for rule in rules)
 
 

@@ -127,7 +127,7 @@ def _listed(findings: list[Finding], target: Target, options: argparse.Namespace
 
     if options.all:
         return findings
-    # On a Mac most programs run as they are, so its owner asks what will be approximate.
+    # On a Mac most programs run as they are, so approximations matter to its owner.
     if target.column == MAC.column:
         return _with_verdict(findings, Verdict.CHANGE, Verdict.APPROXIMATE)
     return _with_verdict(findings, Verdict.CHANGE)

@@ -85,8 +85,7 @@ _NEXT = (
 
 
 _TEXTS = CommandTexts(
-    description="Show in four commands what the package does, on files of its own. It takes 10 to "
-    "20 seconds."
+    description="Show the package in four commands, on files of its own. It takes 10 to 20 seconds."
 )
 
 

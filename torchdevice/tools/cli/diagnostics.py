@@ -38,8 +38,7 @@ class Finding(NamedTuple):
 
     Attributes:
         subject: What was examined, in a word.
-        status: ``"ok"``; ``"warning"`` for what works otherwise than one might expect;
-            ``"problem"``.
+        status: ``"ok"``; ``"warning"`` for surprises; ``"problem"``.
         said: The result.
         remedy: How to fix it.
     """
@@ -268,7 +267,7 @@ def _packages() -> list[Finding]:
 
 
 def _cuda_of(package: str) -> str | None:
-    """Return the version of CUDA that a package says it was built for, without importing it."""
+    """Return the version of CUDA in a package's metadata, without importing it."""
     spec = _place_of(package)
     for folder in (spec and spec.submodule_search_locations) or ():
         path = Path(folder, "version.py")

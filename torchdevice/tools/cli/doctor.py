@@ -50,13 +50,13 @@ def add(commands: Any) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     if options.json and options.report is not None:
         options.parser.error("--report is a text, and --json asks for data. Leave one of them out.")
-    # A broken installation is said in one line. In a scope torch would show what the scope shows.
+    # A broken installation is one line. In a scope torch would show what the scope shows.
     with refusals(), switched_off():
         from torchdevice.scope.target_selection import known_targets
         from torchdevice.tools.cli import diagnostics, doctor_report
     found = diagnostics.examine(options.target)
     well = all(finding.status != "problem" for finding in found)
-    # A target that is not there runs no tests: the findings below say what is missing.
+    # A target that is not there runs no tests: the findings below name the missing parts.
     has_device = any(
         finding.subject == "device" and finding.status != "problem" for finding in found
     )

@@ -35,7 +35,7 @@ def refusals() -> Iterator[None]:
 
 @block
 def output() -> Iterator[None]:
-    """End a command quietly where nobody reads on what it prints, as ``head`` does not.
+    """End a command quietly if its output is closed, as by ``head``.
 
     Raises:
         SystemExit: With status 1, where nobody reads on.
@@ -88,7 +88,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of one command: it refuses what it does not know itself, with its own usage.
+    """The parser of one command: it rejects unknown words itself, with its own usage.
 
     Attributes:
         ends_in_program: Whether the command ends in words of a program, which become ``rest`` in
@@ -141,7 +141,7 @@ class CommandParser(argparse.ArgumentParser):
         return words[:index], words[index:]
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage of this command and what is wrong, and exit with status 2."""
+        """Print the usage of this command and the error, and exit with status 2."""
         invalid = re.search(r"invalid choice: '(\S+)' \(choose from (.*)\)$", message)
         if invalid:
             is_program = invalid[1].endswith(".py") or os.path.isfile(invalid[1])
@@ -160,7 +160,7 @@ def add_command(
     Args:
         commands: The commands of the command line.
         name: The command.
-        action: Runs it with what was parsed, and returns the exit status. ``parser`` in the
+        action: Runs it with the parsed arguments, and returns the exit status. ``parser`` in the
             namespace is its parser.
         texts: Its help and its arguments.
         **types: Argument -> the function that makes its value from a text.

@@ -279,7 +279,7 @@ def _plan(options: argparse.Namespace) -> int:
     if made_by_others is not None:
         return made_by_others(options, title)
     if options.change is not None:
-        # Before the scope, which puts in place what its import registers.
+        # Before the scope, which installs the patches that its import registers.
         importlib.import_module("torchdevice.plan.changes")
         options.world_size = options.change.ranks or options.world_size
     file = _stdout_for_data() if options.json or options.markdown else None
@@ -322,7 +322,7 @@ def _take_variables(options: argparse.Namespace) -> None:
 
 
 def _take_launcher(options: argparse.Namespace) -> None:
-    """Let the program be what a launcher among the words would start, as a rank of as many."""
+    """Replace a launcher among the words by the program that it would start as a rank."""
     with refusals():
         launcher = launchers.launcher_of(options.rest)
     # The names of a sweep may be flags of the launcher, so each plan reads its own words.
@@ -379,7 +379,7 @@ def _refuse_flags_of_models(options: argparse.Namespace) -> None:
 
 
 def _stdout_for_data() -> TextIO:
-    """Return a file that writes to stdout. What the program prints from now on goes to stderr."""
+    """Return a file that writes to stdout. The program's output goes to stderr from now on."""
     file = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return file
@@ -481,7 +481,7 @@ def _by_others(options: argparse.Namespace) -> Callable[[argparse.Namespace, str
 
 
 def _take_model(options: argparse.Namespace) -> str:
-    """Let the program be the one that plans a model of transformers, and return what it does."""
+    """Let the program be the one that plans a model of transformers, and return its description."""
     if options.rest:
         options.parser.error("--model plans a model without a program. Leave one of the two out")
     for error in _contradictions(options):
@@ -565,8 +565,8 @@ class _Progress:
 
 
 def _begin(output: _Output) -> Callable[[Report, SystemExit | None], Any]:
-    """Follow the memory of the devices from now on, make the change that is asked for, and return
-    what prints the plan at the end and returns it.
+    """Follow the memory of the devices from now on, and make the requested change. Return a
+    function that prints the plan at the end and returns it.
     """
     from torchdevice.plan import peaks, rendering
 

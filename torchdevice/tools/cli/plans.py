@@ -219,7 +219,7 @@ def _change_flag(change: Change) -> list[str]:
 
 
 def _flags_on_model(change: Change) -> list[str]:
-    """Return the flags for what the program that plans a model has no flag of its own for."""
+    """Return the flags that the program that plans a model lacks."""
     flags = ["--change", "8-bit"] if "8-bit" in change.names else []
     return flags if change.ranks is None else [*flags, "--world-size", str(change.ranks)]
 

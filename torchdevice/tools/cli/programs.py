@@ -24,15 +24,15 @@ _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 class Program(NamedTuple):
-    """A program, and what it finds in ``sys.argv``.
+    """A program, and its ``sys.argv``.
 
     Attributes:
         argv: The program's ``sys.argv``, as Python sets it before the program begins.
         module: The name of a module that is to be run; else None.
         path: The absolute path of a script, or of a folder or archive that holds a ``__main__.py``;
             or empty.
-        source: The program, as bytes or text, which may be compiled already; None for what runpy
-            has to find.
+        source: The program, as bytes or text, which may be compiled already; None for a program
+            that runpy has to find.
         interpreter: Flags of Python, for which another interpreter must be started.
         is_command: Whether this is no program of Python's, and is to be started as a process.
     """
@@ -55,7 +55,7 @@ def named(words: Sequence[str]) -> Program:
 
     Raises:
         SystemExit: With status 2, as Python does, if the file cannot be read.
-        ValueError: A flag is there without what it needs.
+        ValueError: A flag lacks its argument.
     """
     first, *arguments = words
     flag, attached = first[:2], first[2:]
@@ -139,13 +139,13 @@ def launched(options: argparse.Namespace) -> list[str]:
     Raises:
         ValueError: The program is one that the launcher cannot start.
     """
-    # The program sees a device for each rank, where nothing says how many it sees.
+    # The program sees a device for each rank, unless a number is named.
     if options.devices is None and variable_of("devices") not in os.environ:
         from torchdevice.simulation.model_lookup import count_of  # only ranks need it
 
         if count_of(options.target or os.environ.get(variable_of("target"), "")) is None:
             options.devices = options.ranks
-    if options.ranks > 1:  # else the launcher says in five lines that it sets one thread
+    if options.ranks > 1:  # else the launcher prints five lines on setting one thread
         os.environ.setdefault(
             "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.ranks))
         )

@@ -100,7 +100,7 @@ class _BeforeSignals(logging.Filter):
 
 
 def failed(ended: Mapping[int, Any], *, has_shown: bool = False) -> Iterator[str]:
-    """Yield what is shown of ranks that failed.
+    """Yield the lines on ranks that failed.
 
     Args:
         ended: Rank -> the launcher's ``ProcessFailure``, also of ranks that the launcher has ended.

@@ -57,7 +57,7 @@ def show_report(file: str | bool, report: Report) -> None:
 
 
 def show_verified(file: str | bool, report: Report, *, quiet: bool) -> None:
-    """Print on stderr what ``verify=`` found, and write it to a file if one is named.
+    """Print the findings of ``verify=`` on stderr, and write them to a file if one is named.
 
     Args:
         file: The file.

@@ -150,7 +150,7 @@ def start(options: argparse.Namespace) -> int:
 
 
 def _put_back_on_stdin(source: bytes) -> None:
-    """Let the next interpreter read from stdin what was read from there."""
+    """Let the next interpreter read the same text from stdin."""
     with tempfile.TemporaryFile() as file:
         file.write(source)
         file.seek(0)
@@ -218,7 +218,7 @@ def _start_command(options: argparse.Namespace, program: Program) -> int:
     while True:
         with contextlib.suppress(KeyboardInterrupt):  # the command had it, too, and decides
             status = process.wait()
-            return status if status >= 0 else 128 - status  # as a shell says that a signal ended it
+            return status if status >= 0 else 128 - status  # as a shell reports a signal
 
 
 def _chosen(options: argparse.Namespace) -> _options.Options:

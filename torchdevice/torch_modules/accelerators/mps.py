@@ -53,7 +53,7 @@ _LIKE_CUDA = {
     "deviceSynchronize": "synchronize",
     "emptyCache": "emptyCache",
 }
-"""The functions of ``torch._C`` that do what functions of CUDA's do."""
+"""The functions of ``torch._C`` with a counterpart among CUDA's."""
 
 for _name, _of_cuda in _LIKE_CUDA.items():
     supplied_as(f"torch._C._mps_{_name}", f"torch._C._cuda_{_of_cuda}", native_to=_MPS)

@@ -1,4 +1,4 @@
-"""``torch.xpu`` on devices that are not Intel's. Most names do what CUDA's in ``../cuda/`` do.
+"""``torch.xpu`` on devices that are not Intel's. Most names call CUDA's in ``../cuda/``.
 
 ``torch.xpu.is_available()`` is True only in a program written for XPU (see
 :mod:`torchdevice.torch_modules.accelerators.mps`).
@@ -57,7 +57,7 @@ _LIKE_CUDA = """
     resetAccumulatedMemoryStats getMemoryFraction setMemoryFraction memorySnapshot
     beginAllocateToPool beginAllocateCurrentThreadToPool endAllocateToPool releasePool
 """
-"""The functions of ``torch._C`` that do what CUDA's of that name does."""
+"""The functions of ``torch._C`` with a counterpart of that name among CUDA's."""
 
 for _name in _LIKE_CUDA.split():
     supplied_as(f"torch._C._xpu_{_name}", f"torch._C._cuda_{_name}", native_to=XPU)

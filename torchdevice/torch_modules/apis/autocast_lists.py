@@ -177,7 +177,7 @@ _BANNED = "banned"
 
 
 def _without_autocast(op: Any) -> Callable[..., Any]:
-    """Return a kernel that passes a call on to what comes below all keys of autocast."""
+    """Return a kernel that passes a call on below all keys of autocast."""
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         return op.redispatch(keys & _below_autocast, *args, **kwargs)

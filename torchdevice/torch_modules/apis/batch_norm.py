@@ -135,7 +135,7 @@ def batch_norm_backward_reduce(
     for_weight: bool,
     for_bias: bool,
 ) -> tuple[Tensor | None, ...]:
-    """What this process adds to the sums of the gradient, and gradients of weight and bias."""
+    """This process's summands for the gradient's sums, and gradients of weight and bias."""
     grad = _accumulated(grad)
     of_grad = _sum(grad)
     of_product = _sum(grad * (_accumulated(x) - _across(mean, x)))

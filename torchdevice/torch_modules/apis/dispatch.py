@@ -10,8 +10,8 @@ program's accelerator, torch would be asked for a wrapper on that accelerator, w
 In a graph that ``make_fx`` or ``torch.export`` traces, devices are spelled as the program's tensors
 report them.
 
-torch calls a program's own dispatch modes while the mode is off. What they call is rewritten, and
-what they are given names the devices that the program's tensors report. For
+torch calls a program's own dispatch modes while the mode is off. Their calls are rewritten, and
+their arguments name the devices that the program's tensors report. For
 ``torch/utils/_python_dispatch.py``.
 """
 
@@ -184,7 +184,7 @@ def _redirected(context: Context, device: Any) -> Any:
 
 @replaces(MetaTensorDescriber, "describe_tensor")
 def _describe(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a fake tensor is made of: the device that the tensor is on."""
+    """The parts of a fake tensor: the device that the tensor is on."""
     with torch._C.DisableTorchFunction():
         return original(*args, **kwargs)
 

@@ -214,7 +214,7 @@ def _set_default_device(context: Context, original: Any, device: Any) -> None:
     ):
         _DefaultDevice(context, original).begin()
     if device is None and DEFAULT_TYPE in context.settings:
-        # Where factories then make tensors is what the default type says.
+        # The default type then decides where factories make tensors.
         device = context.devices.current
     original(device)
 

@@ -1,6 +1,6 @@
 """TorchScript: rewrites a graph's devices when scripted or loaded, as no mode sees it run.
 
-The graph stays rewritten after the scope, because torch caches what it scripted.
+The graph stays rewritten after the scope, because torch caches scripted functions.
 """
 
 from __future__ import annotations

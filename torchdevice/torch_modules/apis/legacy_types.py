@@ -53,7 +53,7 @@ class LegacyTensorType(type):
             and isinstance(instance, torch.Tensor)
             and instance.dtype is cls.dtype
             and instance.layout is cls.layout
-            # With `identity="program"` tensors say cuda.
+            # With `identity="program"` tensors report cuda.
             and (instance.device.type == "cuda" or context.devices.is_targets(instance.device))
         )
 
@@ -153,7 +153,7 @@ def _new_tensor(
 
 
 _NAMES_OF_PLACED = frozenset({"other", "storage", "cdata"})
-"""Parameters of ``torch.Tensor`` for what is somewhere already."""
+"""Parameters of ``torch.Tensor`` for memory that has a device already."""
 
 
 def _constructor(original: Any) -> Any:

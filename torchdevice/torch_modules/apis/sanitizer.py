@@ -28,15 +28,15 @@ class Trace(Observer):
         gpu_trace.DeviceSynchronizationCallbacks.fire_callbacks()
 
     def allocated(self, block: Block) -> None:
-        """Call what is registered for allocations."""
+        """Call the functions that are registered for allocations."""
         gpu_trace.MemoryAllocationCallbacks.fire_callbacks(block.address)
 
     def freed(self, address: int) -> None:
-        """Call what is registered for deallocations."""
+        """Call the functions that are registered for deallocations."""
         gpu_trace.MemoryDeallocationCallbacks.fire_callbacks(address)
 
     def fire(self, event: str, *told: Any) -> None:
-        """Call what is registered for an event, with the handles of streams."""
+        """Call the functions that are registered for an event, with the handles of streams."""
         handles = (handle_of(each) if isinstance(each, tuple) else each for each in told)
         getattr(gpu_trace, f"{event}Callbacks").fire_callbacks(*handles)
 
@@ -64,7 +64,7 @@ class _Activation:
 
 @supplied_function("_activate_gpu_trace")
 def activate_gpu_trace(context: Context) -> None:
-    """Call what is registered with ``torch.cuda._gpu_trace`` from now on."""
+    """Call the functions that are registered with ``torch.cuda._gpu_trace`` from now on."""
     if not context.runtime.supplied.has_handles:
         thread_state.refuse(
             "torch._C._activate_gpu_trace",

@@ -367,7 +367,7 @@ def obstacle(context: Context, gm: torch.fx.GraphModule) -> str:
 
 
 def _has_code_for(context: Context, gm: torch.fx.GraphModule) -> bool:
-    """Return whether Inductor has code for what a graph needs of the target in backward."""
+    """Return whether Inductor has code for a graph's backward on the target."""
     if context.runtime.support.compiles_flex_backward or not torch.is_grad_enabled():
         # Only backward lacks code, so a forward without gradients compiles.
         return True

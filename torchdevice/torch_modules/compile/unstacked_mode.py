@@ -42,7 +42,7 @@ class GraphRefusedError(FidelityError):
 
 
 def _trace_frame(context: Context, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Trace a frame while what Dynamo itself runs, with fake tensors, calls no mode.
+    """Trace a frame while Dynamo's own calls, with fake tensors, reach no mode.
 
     A frame in which a strict scope refuses something is not compiled, so that the program's own
     line raises the error.

@@ -1,4 +1,5 @@
-"""What CUDA forbids in a graph's capture, in its words (runtime manual: stream management).
+"""The calls that CUDA forbids in a graph's capture, in its words (runtime manual: stream
+management).
 
 A capture follows the streams that take part in it: the one on which it began, and each that has
 waited for an event which was recorded in it. The host may not wait for such a stream or event, such

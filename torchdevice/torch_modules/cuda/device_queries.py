@@ -42,7 +42,7 @@ def get_device_count(context: Context) -> int:
 
 @supplied_function("_cuda_init")
 def init(context: Context) -> None:
-    """Note the accelerator's first use in this process, and check what CUDA checks then."""
+    """Note the accelerator's first use in this process, and run CUDA's checks of it."""
     context.driver.initialize()
 
 

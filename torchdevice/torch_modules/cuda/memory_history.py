@@ -108,7 +108,7 @@ class History(Observer):
         *,
         cpp: bool = False,
     ) -> None:
-        """Set what is recorded from now on.
+        """Choose the events to record from now on.
 
         Args:
             kept: ``"all"`` to keep events; ``"state"`` to keep only the blocks in use.

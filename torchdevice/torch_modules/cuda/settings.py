@@ -45,11 +45,12 @@ _STORED: dict[str, dict[str, Any]] = {
         "_cuda_tunableop_set_cublaslt_requested_algo_count": 8,
     },
 }
-"""Why a value is only stored -> its setter in ``torch._C`` -> what the getter returns before the
-setter was called.
+"""Why a value is only stored -> its setter in ``torch._C`` -> its value before the setter is
+called.
 
 The size of cuBLAS's workspace is that of ``:4096:2:16:8``, the default of
-aten/src/ATen/cuda/CublasHandlePool.cpp."""
+aten/src/ATen/cuda/CublasHandlePool.cpp.
+"""
 
 
 def _store(setter: str, default: Any, why: str) -> None:

@@ -1,10 +1,10 @@
 """The times of streams on a device whose kernels are done when their call returns.
 
 On CUDA the host goes on while kernels run. Here a stream has a time until which it is busy: it
-sleeps so long, or a kernel took so long, after what the stream was busy with. Events that are
-recorded in it, and streams that wait for these, are not done before that time. The host's clock
-stands still while a kernel computes, so that kernels of two streams lie beside each other; waiting
-for them ends with the later one.
+sleeps so long, or a kernel took so long, after the stream's earlier work. Events that are recorded
+in it, and streams that wait for these, are not done before that time. The host's clock stands still
+while a kernel computes, so that kernels of two streams lie beside each other; waiting for them ends
+with the later one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Sleeping(Observer):
         self._events: dict[int, float] = {}
 
     def sleep(self, stream: Stream, seconds: float) -> None:
-        """Let a stream be busy for some time after what it is busy with."""
+        """Let a stream be busy for some time after its present work."""
         self._until[stream] = max(self.now(), self.busy_until(stream)) + seconds
 
     def kernel_ran(self, stream: Stream, seconds: float) -> None:

@@ -229,7 +229,7 @@ class StreamStandIn(torch.Stream):
         _restore(*self._context.thread.entered_streams.pop())
 
     def select(self, thread: ThreadValues) -> tuple[ThreadValues, int, int, int]:
-        """Make the stream and its device current, and return what restores the others."""
+        """Make the stream and its device current, and return the earlier ones, to restore."""
         # The program may change the stream or the device within the block.
         index, outer_index = self.device_index, thread.device_index
         before = thread, outer_index, index, thread.streams.get(index, 0)

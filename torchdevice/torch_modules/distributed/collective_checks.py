@@ -2,7 +2,7 @@
 
 Before each collective the ranks of a group compare 4 bytes each, made of what must be alike: the
 collective, dtypes, numbers of elements, the operation, the root. Where they differ, the ranks
-exchange what they called, and all raise.
+exchange their calls, and all raise.
 
 A rank that has waited for some seconds leaves a note in the store beside the group: what it waits
 for, and how many collectives of each group it has begun, and how many tensors to send to and to
@@ -136,7 +136,7 @@ class Note(NamedTuple):
         number: Counts the notes of the rank.
         what: The collective, with shapes and the line of the program.
         awaited: The calls that the rank waits for.
-        begun: How often the rank has begun what others wait for, by key.
+        begun: The number of calls that the rank has begun and others wait for, by key.
         since: When the wait began, in seconds since the epoch.
     """
 
@@ -229,7 +229,7 @@ class Waiting:
         return ended
 
     def begin(self, key: str) -> int:
-        """Count what this rank begins, and return how often it has begun it."""
+        """Count a call that this rank begins, and return the count."""
         if self._noted:  # the program has caught an error, and goes on
             self._write(None)
         self._begun[key] += 1

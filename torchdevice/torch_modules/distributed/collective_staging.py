@@ -56,8 +56,7 @@ class Staging:
 
         Args:
             tensor: A tensor of the target.
-            written: Whether what the collective writes there is written to the tensor by
-                :meth:`write_back`.
+            written: Whether :meth:`write_back` copies the collective's result to the tensor.
         """
         # Outside autograd: torch's collectives are not differentiated either.
         tensor = tensor.detach()

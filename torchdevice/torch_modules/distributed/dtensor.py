@@ -75,7 +75,7 @@ def _seeded(context: Context, shard: int, generator: torch.Generator | None) -> 
     """Seed the target's generator for one operator by ``generator``, alike on all ranks."""
     default = context.runtime.default_generator(context.thread.device_index)
     source = default if generator is None else generator
-    # No mode rewrites this call, and a generator may say another device than torch's.
+    # No mode rewrites this call, and a generator may report another device than torch's.
     is_targets = context.devices.is_targets(source.device)
     place = context.runtime.device(source.device.index or 0) if is_targets else source.device
     # One element, hence one number, which all ranks draw alike.

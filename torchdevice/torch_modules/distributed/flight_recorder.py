@@ -34,8 +34,7 @@ _SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 """
 
 _FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""The variables that name the file to which a rank writes what it recorded when it cannot go on,
-less the rank.
+"""The variables with the file, less the rank, to which a rank that cannot go on writes its record.
 """
 
 _NAMES = {

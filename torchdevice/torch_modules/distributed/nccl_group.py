@@ -48,7 +48,7 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
 
 
 class Gloo(dist.ProcessGroupGloo):
-    """The gloo backend of a group, with what programs ask of NCCL's."""
+    """The gloo backend of a group, with NCCL's interface for programs."""
 
     counts: Counter[str]
     nccl_options: Any = None
@@ -94,7 +94,7 @@ class NcclGroup(dist.ProcessGroup):
         self.waiting = waiting
         self._store = store
         self.checks_nan = is_set("TORCH_NCCL_NAN_CHECK")
-        """Whether NaN is refused in what is sent."""
+        """Whether NaN is refused in sent tensors."""
         self._ended: str | None = None  # why no collective can begin any more
         self.timeout = gloo.options._timeout
         self.counts = gloo.counts = Counter()

@@ -1,4 +1,4 @@
-"""A process group that does on gloo what NCCL does.
+"""NCCL's process group, on gloo.
 
 NCCL moves flat memory: it compares numbers of elements, and takes every shape. gloo compares
 shapes, has fewer dtypes, and ends the process where the shapes of a reduce-scatter differ from what

@@ -26,7 +26,7 @@ WAITS = "waits-{}"
 """The name of the file that shows that the plan of a rank waits for another one's."""
 
 _LOOK = 0.05
-"""Seconds between two looks for what another plan leaves."""
+"""Seconds between two looks for another plan's file."""
 
 # As texts, nothing waits for them in a build without them.
 _C10D: Any = dist.distributed_c10d if dist.is_available() else "torch.distributed.distributed_c10d"

@@ -19,7 +19,7 @@ _Tensors = Sequence[torch.Tensor]
 
 
 class _Begun(dist.distributed_c10d.Work):
-    """A tensor on its way between two ranks. ``wait`` brings what was received to the target.
+    """A tensor on its way between two ranks. ``wait`` copies the received values to the target.
 
     Args:
         group: The group of the ranks.
@@ -62,7 +62,7 @@ class _Begun(dist.distributed_c10d.Work):
                 gloo_waits.ended, self._waited(timeout), collective_checks.PATIENCE
             )
             self._group.waiting.wait(has_ended, self._call, lambda: self._awaited)
-            # A second `wait` must not overwrite what the program has written since.
+            # A second `wait` must not overwrite the program's later writes.
             if not self._is_written:
                 self._is_written = True
                 self._staging.write_back()

@@ -26,7 +26,7 @@ from torchdevice.torch_modules.distributed import flight_recorder
 _C10D: Any = dist.distributed_c10d if dist.is_available() else "torch.distributed.distributed_c10d"
 
 _replaces = functools.partial(replaces, _C10D, native_to="cuda", by_value=True)
-# torch's builds for Macs have no NCCL, and say so to a program that is written for MPS.
+# torch's builds for Macs have no NCCL, and a program that is written for MPS gets their error.
 _replaces("is_nccl_available")(lambda context, original: context.program != "mps")
 
 FAKE_RANKS = "ranks of a plan"
@@ -66,7 +66,7 @@ class _Asked(NamedTuple):
 
 # Weak: destroyed groups end.
 _asked_for: weakref.WeakKeyDictionary[Any, _Asked] = weakref.WeakKeyDictionary()
-"""Process group -> what the program asked for, where another backend stands in."""
+"""Process group -> the program's arguments, where another backend stands in."""
 
 
 def _stand_in(context: Context, backend: Any) -> tuple[Any, str | None]:
