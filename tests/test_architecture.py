@@ -365,6 +365,19 @@ class C:
     assert found == {"C.f": 11, "C.f.g": 1}
 
 
+ROUNDABOUT = re.compile(r"\bby which\b|\bin the place of\b|\btakes? the place of\b", re.IGNORECASE)
+"""Words that a shorter sentence does without: "the name by which X finds it" is "its name in X"."""
+
+
+def test_sentences_are_direct() -> None:
+    found = {
+        f"{name}: {each[0]}"
+        for name, path in MODULES.items()
+        for each in ROUNDABOUT.finditer(" ".join(path.read_text().replace("#", " ").split()))
+    }
+    assert found == set()
+
+
 def kept(tree: ast.AST) -> Iterator[int]:
     """Yield the lines that raise a variable of a function, which the function does not delete.
 

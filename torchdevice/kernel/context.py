@@ -44,8 +44,8 @@ _HASHED = frozenset({str, torch.device, int})
 
 
 Join = Callable[["Context", bool], AbstractContextManager[Any]]
-"""Returns a context manager by which another thread joins a context; the bool sends that thread to
-the CPU.
+"""Returns the context manager of a thread that joins a context; the bool sends that thread to the
+CPU.
 """
 
 

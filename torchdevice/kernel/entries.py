@@ -11,8 +11,8 @@ class Entries:
     """The entries of a context.
 
     Args:
-        join: Returns a context manager by which another thread joins the context; the bool sends
-            that thread to the CPU.
+        join: Returns the context manager of a thread that joins the context; the bool sends that
+            thread to the CPU.
 
     Attributes:
         active: The active entries, in all threads.

@@ -4,7 +4,7 @@ Each option is declared once: those of a feature beside the feature, in a record
 :class:`Options`. ``scope/collected_options.py`` collects the records. A declaration determines the
 keyword of ``portable``, ``simulate`` and ``enable`` with its default and check, the environment
 variable, also of child processes, the flags of ``torchdevice run`` and pytest, the section on the
-page of options, and a part of the key by which compiled code is guarded.
+page of options, and a part of the key that guards compiled code.
 """
 
 from __future__ import annotations

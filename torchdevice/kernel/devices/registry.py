@@ -49,8 +49,7 @@ def register_runtime(runtime: Runtime) -> Callable[[], None]:
     device_type = getattr(runtime, "device_type", None)
     if not isinstance(device_type, str) or not device_type.isidentifier():
         raise ValueError(
-            f"device_type={device_type!r} is not a device type. Use the name by which torch.device "
-            "knows it."
+            f"device_type={device_type!r} is not a device type. Use its name in torch.device."
         )
     if device_type in _registered or device_type in _OWN:
         raise ValueError(

@@ -54,7 +54,7 @@ class Block:
         self.uses: set[Any] | None = None
 
     def replace(self, other: Block) -> None:
-        """Take the place of a block in its segment."""
+        """Replace a block in its segment."""
         # All but `uses`, which the late block has of its own.
         for name in ("address", "size", "requested", "pool", "previous", "next", "state"):
             setattr(self, name, getattr(other, name))

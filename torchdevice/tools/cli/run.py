@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 _TEXTS = CommandTexts(
-    description="Run a program as python does, in a scope: another device takes the place of CUDA.",
+    description="Run a program as python does, in a scope: another device stands in for CUDA.",
     usage=(
         "torchdevice run [options] SCRIPT [args ...]\n"
         "       torchdevice run [options] -m MODULE [args ...]\n"

@@ -31,7 +31,7 @@ _LEGACY_CONSTRUCTOR = (
 class LegacyTensorType(type):
     """The metaclass of the stand-in classes."""
 
-    __module__, __qualname__ = "torch", "tensortype"  # by which torch's own metaclass is shown
+    __module__, __qualname__ = "torch", "tensortype"  # as torch's own metaclass is shown
 
     dtype: torch.dtype
     layout: torch.layout
