@@ -17,8 +17,8 @@ class Observer:
     costs a kernel nothing. Events of CUDA have numbers.
 
     Attributes:
-        watches: What the class defines methods of: "kernels", "memory", "out of memory",
-            "collectives", "order".
+        watches: The kinds of events that the class has methods for: "kernels", "memory", "out of
+            memory", "collectives", "order".
     """
 
     watches: frozenset[str] = frozenset()
@@ -134,9 +134,9 @@ class Observers:
 
     Attributes:
         kernels: Those that run kernels, the innermost first.
-        order: Those that are told of each call that orders work.
-        out_of_memory: Those that are told when memory runs out.
-        collectives: Those that are told of collectives.
+        order: Those of calls that order work.
+        out_of_memory: Those of exhausted memory.
+        collectives: Those of collectives.
     """
 
     def __init__(

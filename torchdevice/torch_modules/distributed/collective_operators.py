@@ -122,11 +122,11 @@ class _Described(NamedTuple):
 
 
 _operators: dict[str, _Described] = {}
-"""Name of a group's method -> what the schema of its operator shows."""
+"""Name of a group's method -> the facts from its operator's schema."""
 
 
 def _described(method: str, schema: Any) -> _Described:
-    """Return what the schema of a method's operator shows, and keep it."""
+    """Return the facts from the schema of a method's operator, and keep them."""
     defaults = {each.name: each.default_value for each in schema.arguments}
     tensors = [*defaults].index("process_group")
     found = _Described(schema.name, defaults, tensors, len(schema.returns) > 1)
