@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -28,6 +27,7 @@ from torchdevice.kernel.journal.journal import Entry, Journal
 from torchdevice.kernel.options import Options, PerDevice, of_device, spelled
 from torchdevice.kernel.pinned_memory import PinnedMemory
 from torchdevice.kernel.program_names import ProgramNames
+from torchdevice.kernel.python.environment import keys_of, set_of
 from torchdevice.kernel.python.logs import logger, warn_once
 from torchdevice.kernel.python.uncaught_errors import add_note
 from torchdevice.kernel.supplied_members import SuppliedMembers
@@ -365,12 +365,15 @@ def _names_without_index(value: Any, device_type: str) -> bool:
 _parse_visible_devices = torch.cuda._parse_visible_devices
 
 
+_VISIBLE_DEVICES = keys_of(["CUDA_VISIBLE_DEVICES"])
+
+
 def visible_ordinals() -> list[int] | None:
     """Return the ordinals of ``CUDA_VISIBLE_DEVICES`` as torch parses them; None if it is not set.
 
     UUIDs name no simulated device.
     """
-    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+    if "CUDA_VISIBLE_DEVICES" not in set_of(_VISIBLE_DEVICES):
         return None
     try:
         return [each for each in _parse_visible_devices() if isinstance(each, int)]

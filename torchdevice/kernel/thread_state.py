@@ -11,12 +11,14 @@ modes per thread too, and the two must agree, also when an asyncio task is suspe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import chain, islice
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -473,13 +475,18 @@ class entered:
     __exit__ = Exit(lambda each: LeavingBy(functools.partial(undo, leave, each.entry)))
 
 
-def suspended(*, compiling: bool = False) -> entered:
+_NOTHING = contextlib.nullcontext()
+
+
+def suspended(*, compiling: bool = False) -> AbstractContextManager[None]:
     """Let torch answer for itself in this thread, as if no scope were active.
 
     Args:
         compiling: Whether a compiler of torch works for a program in a scope; it may then make
             simulated tensors.
     """
+    if not (state.entries or compiling):
+        return _NOTHING
     # Without a mode, so that the innermost entry answers "torch itself".
     return entered(Entry(None, compiling=compiling))
 

@@ -27,6 +27,7 @@ from torchdevice.kernel.options import pytest_flag_of as pytest_flag_of
 from torchdevice.kernel.options import pytest_key_of as pytest_key_of
 from torchdevice.kernel.options import spelled as spelled
 from torchdevice.kernel.options import variable_of as variable_of
+from torchdevice.kernel.python import environment
 from torchdevice.kernel.python.environment import SAID, SWITCH
 from torchdevice.scope import features
 
@@ -107,7 +108,14 @@ def from_environment(variables: Mapping[str, str | None] = os.environ) -> dict[s
     Raises:
         ValueError: A variable's text is not valid for its option; the message names the variable.
     """
-    return from_texts(variable_of, variables.get, "Or unset the variable.")
+    if variables is os.environ:
+        variables = environment.set_of(_variables())
+    return from_texts(variable_of, variables.get, "Or unset the variable.") if variables else {}
+
+
+@functools.cache
+def _variables() -> dict[str | bytes, str]:
+    return environment.keys_of(map(variable_of, declarations()))
 
 
 def from_texts(

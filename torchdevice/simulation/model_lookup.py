@@ -17,6 +17,7 @@ for a size.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -48,6 +49,10 @@ one; and a number.
 
 A list of models is one group, with its numbers.
 """
+
+
+_kept = functools.lru_cache(maxsize=64)
+"""Keeps the results for the names that a program uses: each scope that is made looks them up."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +93,7 @@ def find(profile: str) -> DeviceModel | None:
     return MODELS.get(known_name(profile))
 
 
+@_kept
 def known_name(name: str) -> str:
     """Return the name of a model for any case and spelling; the text itself for no known model.
 
@@ -96,6 +102,7 @@ def known_name(name: str) -> str:
     return _NAMES_OF_MODELS.get(_spelling(name), name.lower())
 
 
+@_kept
 def listed(profile: str) -> tuple[str, ...] | None:
     """Return the model of each device in a list such as ``t4,a100:2``; None for other targets."""
     if re.fullmatch(_LIST, profile) is None or _is_file(profile):
@@ -107,6 +114,7 @@ def listed(profile: str) -> tuple[str, ...] | None:
     return tuple(found)
 
 
+@_kept
 def count_of(target: str) -> int | None:
     """Return the number of devices in a simulated device's name; None if it has none."""
     found = TARGET.fullmatch(target)
@@ -152,6 +160,7 @@ _BARE = re.compile(r"([a-zA-Z][\w .-]*?)((?::[0-9]+)?)")
 _TYPES = ("cuda", "mps", "xpu", "cpu", SIMULATED)
 
 
+@_kept
 def named(target: str) -> str:
     """Return the one spelling of a target, so that it means the same by each way in.
 

@@ -94,11 +94,12 @@ class CpuRuntime(Runtime):
 
     @property
     def slow_product_dtypes(self) -> frozenset[torch.dtype]:
-        has_instructions = {
-            torch.float16: computes_in_float16(),
-            torch.bfloat16: computes_in_bfloat16(),
-        }
-        return frozenset(dtype for dtype, has in has_instructions.items() if not has)
+        slow = set()
+        if not computes_in_float16():
+            slow.add(torch.float16)
+        if not computes_in_bfloat16():
+            slow.add(torch.bfloat16)
+        return frozenset(slow)
 
     def out_of_memory(self, error: BaseException) -> str | None:
         wanted = bytes_wanted(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 SWITCH = "TORCHDEVICE"
 
@@ -18,6 +18,21 @@ SAID = "TORCHDEVICE_SAID"
 """The variable with the messages that a process has logged, so that its children do not repeat
 them.
 """
+
+
+def keys_of(names: Iterable[str]) -> dict[str | bytes, str]:
+    """Return a table for :func:`set_of`: names of variables by those of the operating system."""
+    return {os.environ.encodekey(name): name for name in names}
+
+
+def set_of(names: Mapping[str | bytes, str]) -> Mapping[str, str]:
+    """Return the variables of a table that are set, perhaps among others."""
+    # The table behind `os.environ`, which calls four functions in Python for each name.
+    table = getattr(os.environ, "_data", None)
+    if table is None:
+        return os.environ
+    found = names.keys() & table.keys()
+    return {names[key]: os.environ[names[key]] for key in found} if found else {}
 
 
 def switched_on() -> bool:

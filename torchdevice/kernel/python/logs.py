@@ -9,12 +9,14 @@ import threading
 import zlib
 
 from torchdevice.kernel.python import printable, run_folder
-from torchdevice.kernel.python.environment import SAID, switched_on
+from torchdevice.kernel.python.environment import SAID, keys_of, set_of, switched_on
 
 logger = logging.getLogger("torchdevice")
 
 LEVEL = "TORCHDEVICE_LOG"
 FILE = "TORCHDEVICE_LOG_FILE"
+
+_VARIABLES = keys_of((LEVEL, FILE))
 
 
 class _Format(logging.Formatter):
@@ -54,7 +56,8 @@ def configure_logging() -> None:
     Raises:
         ValueError: ``TORCHDEVICE_LOG`` is not the name of a level, or the file cannot be written.
     """
-    level, path = os.environ.get(LEVEL), os.environ.get(FILE)
+    variables = set_of(_VARIABLES)
+    level, path = variables.get(LEVEL), variables.get(FILE)
     if not level and not path and logger.handlers:
         return
     with _configuring:
