@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import torchdevice
 from torchdevice.kernel.devices import cpu
-from torchdevice.simulation.kernels import half_products
+from torchdevice.simulation.kernels import half_products, vector_products
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -95,8 +95,16 @@ def test_functions_are_slow_where_products_are_not(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cpu, "computes_in_float16", lambda: True)
     monkeypatch.setattr(cpu, "computes_in_bfloat16", lambda: True)
     assert half_products.slow_dtypes(torch.ops.aten.mm.default) == set()
-    assert half_products.slow_dtypes(torch.ops.aten.dot.default) == set(HALVES)
     assert half_products.slow_dtypes(torch.ops.aten.erfinv.default) == set(HALVES)
+
+
+@pytest.mark.parametrize(("has_vectors", "slow"), [(True, {torch.bfloat16}), (False, set(HALVES))])
+@pytest.mark.parametrize("name", ["dot", "vdot"])
+def test_sums_in_float16_are_slow_without_vector_instructions(
+    name: str, has_vectors: bool, slow: set[torch.dtype], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector_products, "sums_in_vectors", lambda: has_vectors)
+    assert half_products.slow_dtypes(getattr(torch.ops.aten, name).default) == slow
 
 
 @pytest.mark.parametrize("dtype", HALVES)

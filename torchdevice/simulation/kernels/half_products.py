@@ -3,7 +3,7 @@
 Torch's own kernels for half products take up to a hundred times as long on a CPU without half
 arithmetic, and so do the gradients of convolutions in float16 on any. A GPU's matrix units also sum
 in float32 and round once. The kernels are below autograd, so derivatives are computed in the same
-way.
+way. Products with one vector are in ``vector_products.py``.
 
 The conversions take two to four times as long as a function of each element in float32. So only the
 functions are here whose kernels in half precision take longer still.
@@ -19,12 +19,15 @@ import torch
 from torchdevice.kernel import thread_state
 from torchdevice.kernel.devices import registry
 from torchdevice.kernel.devices.runtime import HALF
+from torchdevice.simulation.kernels import vector_products
 
 _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 _NAMES = "addbmm addmm addmv baddbmm bmm convolution convolution_backward mm mv"
 
 _FLOAT16 = frozenset({torch.float16})
+
+_BFLOAT16 = frozenset({torch.bfloat16})
 
 _FUNCTIONS = {
     "aten::binary_cross_entropy": _FLOAT16,
@@ -52,6 +55,14 @@ oneDNN has no float16 kernel for the gradient of a convolution's weight, which t
 as long as in float32.
 """
 
+_SUMS = frozenset({"aten::dot", "aten::vdot"})
+"""Functions of :data:`_FUNCTIONS` whose kernel for float16 is as fast as for float32 on some CPUs.
+It sums in float32 and rounds once.
+"""
+
+_VECTOR_PRODUCTS = frozenset({"aten::addmv", "aten::addmv_", "aten::mv"})
+"""Operators whose kernel for bfloat16 is slow also where the CPU has instructions for it."""
+
 _OPERATORS = frozenset(
     (_ATTENTION, f"{_ATTENTION}_backward", *(f"aten::{name}" for name in _NAMES.split()))
 )
@@ -72,14 +83,22 @@ def takes(op: Any) -> bool:
 def slow_dtypes(op: Any) -> frozenset[torch.dtype]:
     """Return dtypes that are slower than float32 on this CPU for one of the operators."""
     name = op.name()
+    if name in _SUMS and vector_products.sums_in_vectors():
+        return _BFLOAT16
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
-    return registry.runtime("cpu").slow_product_dtypes | _SLOW_ON_ALL.get(name, frozenset())
+    slow = registry.runtime("cpu").slow_product_dtypes | _SLOW_ON_ALL.get(name, frozenset())
+    if name in _VECTOR_PRODUCTS and vector_products.multiplies_rows():
+        return slow | _BFLOAT16
+    return slow
 
 
-def _wanted(op: Any) -> frozenset[torch.dtype]:
+def _option() -> str:
     context = thread_state.state.context
-    option = "auto" if context is None else context.options.half_products
+    return "auto" if context is None else context.options.half_products
+
+
+def _wanted(op: Any, option: str) -> frozenset[torch.dtype]:
     if option == "auto":
         return slow_dtypes(op)
     return _FUNCTIONS.get(op.name(), HALF) if option == "float32" else frozenset()
@@ -100,21 +119,25 @@ def in_float32(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
         whole = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::")[:-1]).default
     else:
         whole = compute
+    with_vector = vector_products.product_of(op.name().removesuffix("_"))
+
+    def widened(args: Any, kwargs: Any) -> Any:
+        return whole(*map(_widened, args), **{name: _widened(kwargs[name]) for name in kwargs})
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        dtype = args[0].dtype
+        dtype, option = args[0].dtype, _option()
         if (
             dtype not in HALF
             or kwargs.get("dtype") is not None
-            or dtype not in _wanted(op)
+            or dtype not in _wanted(op, option)
             or max(map(_elements, args)) < _LEAST_ELEMENTS
         ):
             return compute(*args, **kwargs)
         if any(isinstance(each, torch.Tensor) and each.dtype not in (dtype, kept) for each in args):
             return compute(*args, **kwargs)  # which torch refuses
-        result = whole(
-            *map(_widened, args), **{name: _widened(each) for name, each in kwargs.items()}
-        )
+        result = with_vector(*args, **kwargs) if option == "auto" else None
+        if result is None:
+            result = widened(args, kwargs)
         if written:
             return args[0].copy_(result)
         if op.name() == _ATTENTION:
