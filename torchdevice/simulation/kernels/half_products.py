@@ -60,7 +60,7 @@ _SUMS = frozenset({"aten::dot", "aten::vdot"})
 It sums in float32 and rounds once.
 """
 
-_VECTOR_PRODUCTS = frozenset({"aten::addmv", "aten::addmv_", "aten::mv"})
+_VECTOR_PRODUCTS = frozenset({"aten::addmv", "aten::addmv_"})
 """Operators whose kernel for bfloat16 is slow also where the CPU has instructions for it."""
 
 _OPERATORS = frozenset(

@@ -31,8 +31,8 @@ def sums_in_vectors() -> bool:
 def multiplies_rows() -> bool:
     """Return whether a bfloat16 row times a matrix is faster than the matrix times a vector.
 
-    oneDNN's kernel for a row is the one of linear layers. ``mv`` calls it with a single column,
-    and takes four times as long.
+    oneDNN's kernel for a row is the one of linear layers. ``mv``, which torch makes of ``addmv_``,
+    calls it with a single column, and takes four times as long.
     """
     return sums_in_vectors() and cpu.computes_in_bfloat16()
 
@@ -87,11 +87,6 @@ def _addmm(
     return None
 
 
-def _mv(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor | None:
-    row = _row(matrix, vector) if _have_shapes(matrix, vector, 1) else None
-    return None if row is None else row[0]
-
-
 def _addmv(
     added: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, **factors: Any
 ) -> torch.Tensor | None:
@@ -105,7 +100,6 @@ _PRODUCTS: dict[str, Callable[..., torch.Tensor | None]] = {
     "aten::addmm": _addmm,
     "aten::addmv": _addmv,
     "aten::mm": _mm,
-    "aten::mv": _mv,
 }
 
 
