@@ -1,8 +1,9 @@
 """Features: abilities of a scope beyond changing a program's device, each in its own folder.
 
-The folders of the kernel, of calls and of torch's modules know no feature. A scope asks the records
-in ``scope/features.py`` whether its options want a feature, and imports the feature's module only
-then. So the folder of a feature can be deleted, and scopes that do not ask for it work as before.
+The folders of the kernel, of calls and of torch's modules know no feature. ``scope/features.py``
+lists a record for each, with the names of the modules that have the feature's options, patches and
+the like. A module is imported where a scope first needs it. So the folder of a feature can be
+deleted, and scopes that do not ask for it work as before.
 """
 
 from __future__ import annotations
@@ -16,26 +17,38 @@ from typing import Any, NamedTuple
 from torchdevice.kernel.options import Options
 
 
+def _always(options: Options) -> bool:
+    return True
+
+
 class Feature(NamedTuple):
-    """A feature, by the module that is imported when a scope first wants the feature.
-
-    The module has any of these functions. Both are called for each entry of a scope, and can be
-    repeated:
-
-    - ``enter_thread(entry)``;
-    - ``leave_thread(entry)``, also for an entry that an error or an interrupt left half done.
+    """A feature. It gives what it has, each by the name of a module.
 
     Attributes:
-        module: The module's name.
-        wanted: Whether options ask for the feature.
+        name: The package with the feature's modules.
+        options: The module that declares the feature's options, in a class ``RECORD``.
+        patches: The modules that register patches on import, as the files of torch's modules do,
+            or that list some as ``PATCHES``.
+        threads: The module with ``enter_thread(entry)``, ``leave_thread(entry)`` or both. They are
+            called for each entry of a scope whose options want the feature, and can be repeated.
+            ``leave_thread`` is called also for an entry that an error or an interrupt left half
+            done.
+        wanted: Whether options ask for ``threads``.
     """
 
-    module: str
-    wanted: Callable[[Options], object]
+    name: str
+    options: str = ""
+    patches: tuple[str, ...] = ()
+    threads: str = ""
+    wanted: Callable[[Options], object] = _always
+
+    def is_present(self) -> bool:
+        """Return whether the feature's folder is there. Nothing is imported of it."""
+        return importlib.util.find_spec(self.name) is not None
 
     def call(self, name: str, argument: Any) -> Any:
-        """Call a function of the module, which is imported; None if it lacks the function."""
-        function = _function(self.module, name)
+        """Call a function of ``threads``, which is imported; None if it lacks the function."""
+        function = _function(self.threads, name)
         return None if function is None else function(argument)
 
 

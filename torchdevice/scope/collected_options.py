@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torchdevice.kernel import feature
 from torchdevice.kernel import options as _kernel
 from torchdevice.kernel.options import COMMON, DEVICES, EXPERTS, Declaration, declared_in, truth
 from torchdevice.kernel.options import MOST_DEVICES as MOST_DEVICES
@@ -43,8 +42,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _records() -> list[type[_kernel.Options]]:
     """Return the records of the present features, last first, as a class lists its bases."""
-    there = [name for name in features.OPTIONS if feature.is_there(name)]
-    return [importlib.import_module(name).RECORD for name in reversed(there)] or [_kernel.Options]
+    names = [each.options for each in reversed(features.present()) if each.options]
+    return [importlib.import_module(name).RECORD for name in names] or [_kernel.Options]
 
 
 if not TYPE_CHECKING:

@@ -6,29 +6,35 @@ registers by ``bindings.later`` instead, see ``installed.py``.
 
 from __future__ import annotations
 
+import functools
+
 from torchdevice.kernel.feature import Feature
 from torchdevice.kernel.options import Options
 
-FEATURES = (
-    Feature("torchdevice.verify.watching", lambda options: getattr(options, "verify", None)),
-)
-
 # The simulation comes last: its record declares `target` again, and the last declaration counts.
-OPTIONS = ("torchdevice.verify.options", "torchdevice.simulation.options")
-"""The modules of features that declare options, each in a class ``RECORD``. Those of a folder that
-is not there are passed over.
-"""
-
-REGISTERING = tuple(
-    f"torchdevice.packages.{name}" for name in ("finder", "libraries", "missing", "nvml")
+FEATURES = (
+    Feature(
+        "torchdevice.verify",
+        options="torchdevice.verify.options",
+        threads="torchdevice.verify.watching",
+        wanted=lambda options: getattr(options, "verify", None),
+    ),
+    Feature(
+        "torchdevice.packages",
+        patches=tuple(
+            f"torchdevice.packages.{name}" for name in ("finder", "libraries", "missing", "nvml")
+        ),
+    ),
+    Feature("torchdevice.simulation", options="torchdevice.simulation.options"),
 )
-"""The modules of features that register patches, as the files of torch's modules do, or that list
-some as ``PATCHES``.
 
-Those of a folder that is not there are passed over.
-"""
+
+@functools.cache
+def present() -> tuple[Feature, ...]:
+    """Return the features whose folders are there."""
+    return tuple(each for each in FEATURES if each.is_present())
 
 
 def wanted(options: Options) -> tuple[Feature, ...]:
-    """Return the features that options ask for."""
-    return tuple(feature for feature in FEATURES if feature.wanted(options))
+    """Return the features that options ask for, of those that enter threads."""
+    return tuple(each for each in present() if each.threads and each.wanted(options))

@@ -11,7 +11,7 @@ from importlib import import_module
 from types import ModuleType
 
 from torchdevice.errors import PATCHERS, AnotherPatcherError, TritonVersionError
-from torchdevice.kernel import bindings, feature
+from torchdevice.kernel import bindings
 from torchdevice.kernel.patching import Installation, Patch
 from torchdevice.kernel.python.logs import warn_once
 from torchdevice.random_numbers import checkpoints
@@ -29,7 +29,7 @@ from torchdevice.torch_modules.distributed import (
     sharded_attention,
 )
 
-_OF_FEATURES = [import_module(name) for name in features.REGISTERING if feature.is_there(name)]
+_OF_FEATURES = [import_module(name) for each in features.present() for name in each.patches]
 
 AREAS = (
     *(
