@@ -680,6 +680,12 @@ def test_no_lower_room_imports_a_feature() -> None:
     assert found == {}
 
 
+def test_the_choice_of_a_target_imports_no_feature() -> None:
+    """Features answer for names by their records."""
+    found = graph()["scope.target_selection"] | graph()["scope.features"]
+    assert {name for name in found if room_of(name) in FEATURES} == set()
+
+
 WORDS_OF_FEATURES = re.compile(
     r"simulat|triton|verif(?:y|ied)|\bfindings?\b|\bplan(?:s|ned)?\b|\braces?\b", re.IGNORECASE
 )
@@ -754,6 +760,10 @@ def test_a_folder_of_a_feature_can_be_deleted(feature: str, tmp_path: Path) -> N
     command = ("-m", "torchdevice", "run", "--target", "cpu", "-c", program)
     done = run_fresh_python(*command, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.stdout == "cpu\n", done.stderr
+    if feature == "simulation":
+        unknown = "import torchdevice; torchdevice.portable('simulated:cuda').__enter__()"
+        done = run_fresh_python("-c", unknown, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+        assert "UnknownTargetError: 'simulated:cuda' is not a target." in done.stderr
 
 
 OF_LOWER_ROOMS = (

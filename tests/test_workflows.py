@@ -13,6 +13,7 @@ import yaml
 from places import ROOT, benchmark
 
 from torchdevice.scope import target_selection
+from torchdevice.simulation import targets
 from torchdevice.tools.cli import main
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -95,7 +96,7 @@ def test_the_command_line_takes_their_arguments() -> None:
         target = getattr(given, "target", None)
         assert (
             target is None
-            or target_selection.is_simulated(target)
+            or targets.is_simulated(target)
             or target in (*target_selection.target_names(), "simulated:mps")
         )
 

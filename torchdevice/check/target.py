@@ -54,10 +54,12 @@ class Target(NamedTuple):
         if name in _REAL:
             return _REAL[name]
         from torchdevice.scope import target_selection
+        from torchdevice.simulation import targets
 
         if name in model_lookup.SIMULATED_MAC:
             return MAC._replace(name=name, plain_graphs=True)
-        profile, devices = target_selection.simulated_profile(name)
+        target_selection.check_exists(name)
+        profile, devices = targets.profile(name)
         return cls(
             name,
             "simulated",

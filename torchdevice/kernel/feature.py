@@ -1,9 +1,9 @@
 """Features: abilities of a scope beyond changing a program's device, each in its own folder.
 
 The folders of the kernel, of calls and of torch's modules know no feature. ``scope/features.py``
-lists a record for each, with the names of the modules that have the feature's options, patches and
-the like. A module is imported where a scope first needs it. So the folder of a feature can be
-deleted, and scopes that do not ask for it work as before.
+lists a record for each, with the names of the modules that have the feature's options, patches,
+targets and the like. A module is imported where a scope first needs it. So the folder of a feature
+can be deleted, and scopes that do not ask for it work as before.
 """
 
 from __future__ import annotations
@@ -11,10 +11,72 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchdevice.kernel.options import Options
+from torchdevice.kernel.options import Options, Record, Target
+
+if TYPE_CHECKING:
+    from torchdevice.kernel.context import Context
+    from torchdevice.kernel.devices.runtime import Runtime
+
+
+class Targets:
+    """The targets of a feature: names that are no device types of torch, and their runtimes.
+
+    A feature's class overrides ``known``, ``exists`` and ``runtime`` at least. The other methods,
+    but ``corrected``, are given names for which ``answers`` is true.
+    """
+
+    def known(self) -> Iterable[str]:
+        """Return the names, without numbers of devices, for lists and hints."""
+        return ()
+
+    def answers(self, name: str) -> bool:
+        """Return whether a name is written as those of the feature are."""
+        return self.exists(name)
+
+    def exists(self, name: str) -> bool:
+        """Return whether a name that is written so has a device."""
+        raise NotImplementedError
+
+    def runtime(self, name: str, options: Record) -> tuple[Runtime, Record]:
+        """Return the runtime of a name that exists, and the options with what the target implies.
+
+        Raises:
+            ValueError: The name and the options contradict each other.
+        """
+        raise NotImplementedError
+
+    def facts(self, name: str) -> Target:
+        """Return the facts that options must agree with."""
+        return Target()
+
+    def without_count(self, name: str) -> str:
+        """Return a name without the number of devices."""
+        return name
+
+    def has_too_few(self, name: str, ranks: int, written_for: object) -> bool:
+        """Return whether a host has more ranks than a target has devices, and could have more.
+
+        Args:
+            name: The name, which exists.
+            ranks: The number of the host's ranks.
+            written_for: The accelerator of the program, where it was named.
+        """
+        return False
+
+    def corrected(self, name: str) -> str:
+        """Return the name that was probably meant by one of no target; else the name itself."""
+        return name
+
+    def machine(self, name: str, options: Options) -> Context | None:
+        """Return the context of a machine that the program runs on, if the name means one."""
+        return None
+
+    def runtime_on(self, machine: Context, options: Record) -> tuple[Runtime, Record]:
+        """Return the runtime of a scope on a machine of the feature, and its options."""
+        raise NotImplementedError
 
 
 def _always(options: Options) -> bool:
@@ -34,6 +96,8 @@ class Feature(NamedTuple):
             ``leave_thread`` is called also for an entry that an error or an interrupt left half
             done.
         wanted: Whether options ask for ``threads``.
+        targets: The module with the feature's :class:`Targets`, an object ``TARGETS``.
+        prefix: How the names of these targets begin. The module is imported for such a name.
     """
 
     name: str
@@ -41,6 +105,8 @@ class Feature(NamedTuple):
     patches: tuple[str, ...] = ()
     threads: str = ""
     wanted: Callable[[Options], object] = _always
+    targets: str = ""
+    prefix: str = ""
 
     def is_present(self) -> bool:
         """Return whether the feature's folder is there. Nothing is imported of it."""
@@ -48,8 +114,13 @@ class Feature(NamedTuple):
 
     def call(self, name: str, argument: Any) -> Any:
         """Call a function of ``threads``, which is imported; None if it lacks the function."""
-        function = _function(self.threads, name)
+        function = _member(self.threads, name)
         return None if function is None else function(argument)
+
+    def answering(self) -> Targets:
+        """Return the feature's targets, whose module is imported."""
+        found: Targets = _member(self.targets, "TARGETS")
+        return found
 
 
 def is_there(module: str) -> bool:
@@ -58,6 +129,5 @@ def is_there(module: str) -> bool:
 
 
 @functools.cache
-def _function(module: str, name: str) -> Callable[[Any], Any] | None:
-    found: Callable[[Any], Any] | None = getattr(importlib.import_module(module), name, None)
-    return found
+def _member(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name, None)

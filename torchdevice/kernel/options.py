@@ -238,9 +238,9 @@ class Target(NamedTuple):
         names_count: Whether the target's name contains the number of devices.
     """
 
-    simulated: bool
-    shares_host_memory: bool
-    names_count: bool
+    simulated: bool = False
+    shares_host_memory: bool = False
+    names_count: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

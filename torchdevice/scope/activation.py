@@ -102,7 +102,9 @@ def simulate(
         )
     if "count" in options:
         devices = _renamed_count(devices, options.pop("count"))
-    name = target_selection.simulated_name(profile)
+    from torchdevice.simulation import targets
+
+    name = targets.named(profile)
     if name is None:
         raise ValueError(
             f"profile={profile!r} is not the name of a profile. Use 'cuda', 'mps', 'strict' or a "

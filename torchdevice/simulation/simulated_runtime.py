@@ -13,7 +13,7 @@ from torchdevice.kernel.context import Context
 from torchdevice.kernel.devices import registry
 from torchdevice.kernel.devices.cpu import bytes_wanted
 from torchdevice.kernel.devices.device_memory import Block, Segment
-from torchdevice.kernel.devices.mps_runtime import says_refused
+from torchdevice.kernel.devices.mps_runtime import MpsRuntime, says_refused
 from torchdevice.kernel.devices.observer import Observer
 from torchdevice.kernel.devices.runtime import (
     MEMORY_FRACTION,
@@ -114,6 +114,9 @@ class SimulatedRuntime(SuppliedDevice, Runtime):
     def target(self) -> str:
         several = model_lookup.listed(self.profile.name) is not None
         return f"{self.device_type}:{self.profile.name}" + ("" if several else f":{self._count}")
+
+    def machine(self, context: Context) -> Context | None:
+        return context if self.location_tag == context.shown_as == MpsRuntime.device_type else None
 
     def obstacle(self, gm: torch.fx.GraphModule, context: Any) -> str:
         if context.options.compute == "meta":

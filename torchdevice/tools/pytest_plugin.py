@@ -188,15 +188,12 @@ def simulated_accelerator(request: pytest.FixtureRequest) -> Iterator[Scope]:
     A test chooses others by ``@pytest.mark.parametrize("simulated_accelerator", ["cuda:2", "mps"],
     indirect=True)``.
     """
-    from torchdevice.scope import activation, target_selection
+    from torchdevice.scope import activation
+    from torchdevice.simulation import targets
 
     chosen = getattr(request, "param", None)
     active = activation.current()
-    if (
-        chosen is None
-        and active is not None
-        and target_selection.is_simulated(active.runtime.target)
-    ):
+    if chosen is None and active is not None and targets.is_simulated(active.runtime.target):
         yield active
         return
     with _scope_on(request.config, chosen or "cuda", {}) as scope:
@@ -227,11 +224,10 @@ def _scope_of_mark(config: pytest.Config, mark: pytest.Mark) -> Scope:
 
 def _scope_on(config: pytest.Config, profile: str, options: Mapping[str, Any]) -> Scope:
     """Return a scope on the simulated devices that a text such as ``"cuda:2"`` names."""
-    from torchdevice.scope.target_selection import SIMULATED, simulated_name
+    from torchdevice.simulation import model_lookup, targets
 
-    return _scope_with(
-        config, {**options, "target": simulated_name(profile) or f"{SIMULATED}:{profile}"}
-    )
+    name = targets.named(profile) or f"{model_lookup.SIMULATED}:{profile}"
+    return _scope_with(config, {**options, "target": name})
 
 
 def _scope_with(config: pytest.Config, options: Mapping[str, Any]) -> Scope:

@@ -15,6 +15,9 @@ Family = Literal["cuda", "mps", "xpu"]
 FAMILIES: tuple[str, ...] = get_args(Family)
 """By rank: the first that is available is the target where a program names none."""
 
+OTHER_NAMES = {"nvidia": "cuda", "metal": "mps", "apple": "mps", "mac": "mps", "intel": "xpu"}
+"""What people write instead, for the hint of an error."""
+
 SPELLED = re.compile(rf"({'|'.join(sorted(FAMILIES))})(?::(0|[1-9][0-9]*))?")
 """A device of an accelerator as a text: the whole text, with the ordinal if there is one."""
 

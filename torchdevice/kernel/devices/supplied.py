@@ -97,6 +97,13 @@ class SuppliedDevice:
             ValueError: A setting in the environment is wrong.
         """
 
+    def machine(self, context: Any) -> Any:
+        """Return the context of the simulated machine that a scope inside ``context`` runs on.
+
+        None where that is this machine.
+        """
+        return self.answered_by
+
     def kernels(self, option: str) -> str:
         """Describe the kernels that ``native=option`` chooses; "" if there is no choice."""
         return ""

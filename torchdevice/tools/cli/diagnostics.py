@@ -29,8 +29,8 @@ from torchdevice.kernel.python.uncaught_errors import FRAMES
 from torchdevice.native import building
 from torchdevice.scope import activation, target_selection
 from torchdevice.scope import collected_options as _options
-from torchdevice.scope.target_selection import SIMULATED, known_targets
-from torchdevice.simulation.model_lookup import MODELS
+from torchdevice.scope.target_selection import known_targets
+from torchdevice.simulation.model_lookup import MODELS, SIMULATED
 
 
 class Finding(NamedTuple):
