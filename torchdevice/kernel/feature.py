@@ -4,6 +4,9 @@ The folders of the kernel, of calls and of torch's modules know no feature. ``sc
 lists a record for each, with the names of the modules that have the feature's options, patches,
 targets and the like. A module is imported where a scope first needs it. So the folder of a feature
 can be deleted, and scopes that do not ask for it work as before.
+
+Other distributions add records by entry points in the group ``torchdevice.features``. An entry
+point names a :class:`Feature`, such as ``example = "example_device.record:FEATURE"``.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import functools
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdevice.kernel.options import Options, Record, Target
@@ -98,6 +102,7 @@ class Feature(NamedTuple):
         wanted: Whether options ask for ``threads``.
         targets: The module with the feature's :class:`Targets`, an object ``TARGETS``.
         prefix: How the names of these targets begin. The module is imported for such a name.
+        distribution: The installed distribution that has the feature; "" for this package.
     """
 
     name: str
@@ -107,6 +112,7 @@ class Feature(NamedTuple):
     wanted: Callable[[Options], object] = _always
     targets: str = ""
     prefix: str = ""
+    distribution: str = ""
 
     def is_present(self) -> bool:
         """Return whether the feature's folder is there. Nothing is imported of it."""
@@ -114,13 +120,26 @@ class Feature(NamedTuple):
 
     def call(self, name: str, argument: Any) -> Any:
         """Call a function of ``threads``, which is imported; None if it lacks the function."""
-        function = _member(self.threads, name)
+        function = _member(self, self.threads, name)
         return None if function is None else function(argument)
 
     def answering(self) -> Targets:
         """Return the feature's targets, whose module is imported."""
-        found: Targets = _member(self.targets, "TARGETS")
+        found: Targets = _member(self, self.targets, "TARGETS")
         return found
+
+    def imported(self, module: str) -> ModuleType:
+        """Return a module of the feature.
+
+        Raises:
+            ImportError: It cannot be imported. The message names the feature's distribution.
+        """
+        try:
+            return importlib.import_module(module)
+        except Exception as error:
+            if not self.distribution:
+                raise
+            raise broken(self.name, self.distribution, error) from error
 
 
 def is_there(module: str) -> bool:
@@ -128,6 +147,14 @@ def is_there(module: str) -> bool:
     return importlib.util.find_spec(module.rpartition(".")[0]) is not None
 
 
+def broken(name: str, distribution: str, error: Exception) -> ImportError:
+    """Return the error for a feature of another distribution that cannot be imported."""
+    return ImportError(
+        f"The feature {name!r} of the distribution {distribution!r} cannot be imported: "
+        f"{type(error).__name__}: {error}. Repair or uninstall {distribution!r}."
+    )
+
+
 @functools.cache
-def _member(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(module), name, None)
+def _member(feature: Feature, module: str, name: str) -> Any:
+    return getattr(feature.imported(module), name, None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import importlib
 import inspect
 import os
 import re
@@ -42,8 +41,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _records() -> list[type[_kernel.Options]]:
     """Return the records of the present features, last first, as a class lists its bases."""
-    names = [each.options for each in reversed(features.present()) if each.options]
-    return [importlib.import_module(name).RECORD for name in names] or [_kernel.Options]
+    declaring = [each for each in reversed(features.present()) if each.options]
+    return [each.imported(each.options).RECORD for each in declaring] or [_kernel.Options]
 
 
 if not TYPE_CHECKING:

@@ -1,5 +1,7 @@
 """The features of a scope, each of which is a folder that no other part of the package needs.
 
+Installed distributions add theirs by entry points, which are read once in a process.
+
 A feature that begins with the import of a module of the program's, such as Triton's kernels,
 registers by ``bindings.later`` instead, see ``installed.py``.
 """
@@ -7,9 +9,14 @@ registers by ``bindings.later`` instead, see ``installed.py``.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from importlib import metadata
 
-from torchdevice.kernel.feature import Feature, Targets
+from torchdevice.kernel.feature import Feature, Targets, broken
 from torchdevice.kernel.options import Options
+
+GROUP = "torchdevice.features"
+"""The group of the entry points."""
 
 # The simulation comes last: its record declares `target` again, and the last declaration counts.
 FEATURES = (
@@ -36,8 +43,38 @@ FEATURES = (
 
 @functools.cache
 def present() -> tuple[Feature, ...]:
-    """Return the features whose folders are there."""
-    return tuple(each for each in FEATURES if each.is_present())
+    """Return the features of installed distributions, and those whose folders are there."""
+    return (*_installed(), *(each for each in FEATURES if each.is_present()))
+
+
+def _installed() -> Iterator[Feature]:
+    """Yield the features that the entry points of installed distributions name.
+
+    Raises:
+        ImportError: One cannot be imported. The message names its distribution.
+    """
+    seen: set[str] = set()
+    for distribution in metadata.distributions():
+        # `metadata.entry_points` parses the files of all distributions, which takes twice the time.
+        if GROUP not in (distribution.read_text("entry_points.txt") or ""):
+            continue
+        name = distribution.metadata["Name"]
+        # Of two on the path the first counts, as for imports.
+        if name not in seen:
+            seen.add(name)
+            for point in distribution.entry_points:
+                if point.group == GROUP:
+                    yield _loaded(point, name)
+
+
+def _loaded(point: metadata.EntryPoint, distribution: str) -> Feature:
+    try:
+        found = point.load()
+        if not isinstance(found, Feature):
+            raise TypeError(f"{point.value!r} is a {type(found).__name__}, not a Feature")
+    except Exception as error:
+        raise broken(point.name, distribution, error) from error
+    return found._replace(distribution=distribution)
 
 
 def wanted(options: Options) -> tuple[Feature, ...]:

@@ -29,7 +29,7 @@ from torchdevice.torch_modules.distributed import (
     sharded_attention,
 )
 
-_OF_FEATURES = [import_module(name) for each in features.present() for name in each.patches]
+_OF_FEATURES = [each.imported(name) for each in features.present() for name in each.patches]
 
 AREAS = (
     *(
