@@ -760,6 +760,10 @@ def test_a_folder_of_a_feature_can_be_deleted(feature: str, tmp_path: Path) -> N
     command = ("-m", "torchdevice", "run", "--target", "cpu", "-c", program)
     done = run_fresh_python(*command, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.stdout == "cpu\n", done.stderr
+    if feature in ("check", "plan"):
+        words = ("-m", "torchdevice", "--help")
+        done = run_fresh_python(*words, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+        assert " doctor " in done.stdout and f" {feature} " not in done.stdout, done.stderr
     if feature == "simulation":
         unknown = "import torchdevice; torchdevice.portable('simulated:cuda').__enter__()"
         done = run_fresh_python("-c", unknown, cwd=tmp_path, PYTHONPATH=str(tmp_path))

@@ -21,6 +21,7 @@ FEATURE = Feature(
     wanted=lambda options: options.loudness > 1,
     targets="example_device.targets",
     prefix="example",
+    command="example_device.command",
 )
 """,
     "options.py": '''
@@ -49,6 +50,11 @@ def enter_thread(entry):
 
 def leave_thread(entry):
     print("leaves")
+""",
+    "command.py": """
+def add(commands):
+    found = commands.add_parser("measure", help="measure the device")
+    found.set_defaults(action=lambda options: print("measured") or 3)
 """,
     "targets.py": """
 from torchdevice.kernel.devices.registry import runtime
@@ -118,6 +124,11 @@ def test_the_command_line_and_variables_have_them_too(installed: Path) -> None:
     assert shown <= {*done.stdout.splitlines()}, done.stderr
     done = run(installed, *command, *program, TORCHDEVICE_LOUDNESS="2")
     assert shown <= {*done.stdout.splitlines()}, done.stderr
+
+
+def test_the_command_line_has_its_command(installed: Path) -> None:
+    done = run(installed, "-m", "torchdevice", "measure")
+    assert (done.stdout, done.returncode) == ("measured\n", 3), done.stderr
 
 
 def test_an_unknown_name_gets_the_known_one_as_a_hint(installed: Path) -> None:

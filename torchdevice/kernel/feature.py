@@ -102,6 +102,9 @@ class Feature(NamedTuple):
         wanted: Whether options ask for ``threads``.
         targets: The module with the feature's :class:`Targets`, an object ``TARGETS``.
         prefix: How the names of these targets begin. The module is imported for such a name.
+        command: The module whose ``add(commands)`` adds a command to the command line, given what
+            ``add_subparsers`` of argparse returned. The command's default ``action`` takes the
+            parsed arguments and returns the exit status.
         distribution: The installed distribution that has the feature; "" for this package.
     """
 
@@ -112,6 +115,7 @@ class Feature(NamedTuple):
     wanted: Callable[[Options], object] = _always
     targets: str = ""
     prefix: str = ""
+    command: str = ""
     distribution: str = ""
 
     def is_present(self) -> bool:

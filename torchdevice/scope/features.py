@@ -20,6 +20,8 @@ GROUP = "torchdevice.features"
 
 # The simulation comes last: its record declares `target` again, and the last declaration counts.
 FEATURES = (
+    Feature("torchdevice.plan", command="torchdevice.tools.cli.plan"),
+    Feature("torchdevice.check", command="torchdevice.tools.cli.check"),
     Feature(
         "torchdevice.verify",
         options="torchdevice.verify.options",

@@ -6,8 +6,8 @@ import io
 import sys
 from collections.abc import Sequence
 
-from torchdevice.kernel import feature
-from torchdevice.tools.cli import check, demo, doctor, native, report, run
+from torchdevice.scope import features
+from torchdevice.tools.cli import demo, doctor, native, report, run
 from torchdevice.tools.cli.parsing import CommandParser, output
 from torchdevice.version import __version__
 
@@ -53,10 +53,9 @@ def parser() -> CommandParser:
     found.add_argument("--version", action="version", version=f"torchdevice {__version__}")
     commands = found.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
     run.add(commands)
-    if feature.is_there("torchdevice.plan.model_words"):
-        from torchdevice.tools.cli import plan
-
-        plan.add(commands)
-    for command in (check, doctor, report, native, demo):
+    for feature in features.present():
+        if feature.command:
+            feature.imported(feature.command).add(commands)
+    for command in (doctor, report, native, demo):
         command.add(commands)
     return found
