@@ -253,6 +253,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what a sample of the sweeps does not contain, unless the sweeps are complete."""
+    addressed = [item.nodeid for item in items if " at 0x" in item.nodeid]
+    if addressed:  # which differ from worker to worker
+        raise pytest.UsageError(f"{addressed[0]!r} has an address. Give its parameter an id.")
     # pytest has put the tests in an order of its fixtures, which depends on the hashes of texts.
     # Each worker must come to the same order.
     items.sort(key=_place)

@@ -38,7 +38,9 @@ def refused(backend: str, call: Any) -> str:
     return text.split("\n")[0]
 
 
-@pytest.mark.parametrize("collective, size", WORDS, ids=str)
+@pytest.mark.parametrize(
+    "collective, size", WORDS, ids=lambda each: getattr(each, "__name__", str(each))
+)
 def test_sizes_are_shapes(backend: str, collective: Any, size: Any) -> None:
     own, other = torch.ones(4, device="cuda"), torch.ones(size, device="cuda")
     assert refused(backend, lambda: collective(own, [other])) == WORDS[collective, size]
