@@ -107,13 +107,13 @@ def from_environment(variables: Mapping[str, str | None] = os.environ) -> dict[s
         ValueError: A variable's text is not valid for its option; the message names the variable.
     """
     if variables is os.environ:
-        variables = environment.set_of(_variables())
+        variables = environment.set_of(_variables(tuple(declarations())))
     return from_texts(variable_of, variables.get, "Or unset the variable.") if variables else {}
 
 
 @functools.cache
-def _variables() -> dict[str | bytes, str]:
-    return environment.keys_of(map(variable_of, declarations()))
+def _variables(options: tuple[str, ...]) -> dict[str | bytes, str]:
+    return environment.keys_of(map(variable_of, options))
 
 
 def from_texts(
