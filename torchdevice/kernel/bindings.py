@@ -117,17 +117,21 @@ class LateModules:
             if module is not None and not getattr(module.__spec__, "_initializing", False):
                 imported[name] = module
         if imported != self._imported:
-            if any(imported.get(name) is not each for name, each in self._imported.items()):
-                # Patches of a module that the program has dropped may still be in place.
-                patching.do_all([patch.remove for patch in reversed(self._patches)])
-            plain = [self.modules[name] for name in imported if self.modules[name].is_plain]
-            self._patches = patching.together([patch for late in plain for patch in late.build()])
-            self._imported = imported
+            self._build(imported)
         for patch in self._patches:
             patch.install()
         for name in imported:
             if not self.modules[name].is_plain:
                 self.modules[name].install()
+
+    def _build(self, imported: dict[str, ModuleType]) -> None:
+        """Make the patches of the plain modules among those that are imported now."""
+        if any(imported.get(name) is not each for name, each in self._imported.items()):
+            # Patches of a module that the program has dropped may still be in place.
+            patching.do_all([patch.remove for patch in reversed(self._patches)])
+        plain = [self.modules[name] for name in imported if self.modules[name].is_plain]
+        self._patches = patching.together([patch for late in plain for patch in late.build()])
+        self._imported = imported
 
     def remove(self) -> None:
         finders: list[Any] = sys.meta_path

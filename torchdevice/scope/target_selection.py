@@ -57,7 +57,8 @@ def resolve(options: Options) -> tuple[Runtime, Options]:
         fitting = options.for_target(_facts(name, answering, found))
         if found is None:
             assert answering is not None and name is not None
-            check_exists(name)
+            if not answering.exists(name):
+                raise _unknown(name, name)
             found, fitting = answering.runtime(name, fitting)
         if fitting.random == "cuda" and not found.supplied.is_gpu:
             found = with_gpu_numbers(found)

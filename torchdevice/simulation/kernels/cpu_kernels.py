@@ -134,7 +134,7 @@ def aliased(tensor: torch.Tensor) -> torch.Tensor:
 
 def host_alias(tensor: torch.Tensor) -> torch.Tensor:
     """Return a CPU tensor itself, or one that shares memory with a simulated tensor."""
-    return tensor if index_of(tensor) < 0 else with_bits(memory_of(tensor), tensor)
+    return tensor if index_of(tensor) < 0 else aliased(tensor)
 
 
 def wrapped(result: Any, index: int) -> Any:

@@ -141,13 +141,18 @@ def in_float32(op: Any, compute: Callable[..., Any]) -> Callable[..., Any]:
             result = widened(args, kwargs)
         if written:
             return args[0].copy_(result)
-        if op.name() == _ATTENTION:
-            return result[0].to(dtype), result[1]
-        if isinstance(result, tuple):
-            return tuple(None if each is None else each.to(dtype) for each in result)
-        return result.to(dtype)
+        return _narrowed(op.name(), result, dtype)
 
     return run
+
+
+def _narrowed(name: str, result: Any, dtype: torch.dtype) -> Any:
+    """Return the results of an operator in a dtype of halves."""
+    if name == _ATTENTION:
+        return result[0].to(dtype), result[1]
+    if isinstance(result, tuple):
+        return tuple(None if each is None else each.to(dtype) for each in result)
+    return result.to(dtype)
 
 
 def _elements(value: Any) -> int:
